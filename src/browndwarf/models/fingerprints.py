@@ -26,7 +26,6 @@ from browndwarf.errors import ModelNotFound
 from browndwarf.models.info import model_parts
 from browndwarf.units import GIB, KIB, MIB
 
-
 WHOLE_BELOW = GIB
 HEAD_BYTES = 32 * MIB
 TAIL_BYTES = MIB

@@ -1,0 +1,1 @@
+"""llama.cpp: find it, drive its server and tools, hold its pointers."""

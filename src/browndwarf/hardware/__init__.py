@@ -1,0 +1,1 @@
+"""The machine: devices, their memory, and a sampler that watches them."""

@@ -1,0 +1,1 @@
+"""What fits: the memory budget, and the quantization that meets it."""

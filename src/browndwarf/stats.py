@@ -1,0 +1,127 @@
+"""Means, spreads, percentiles, bootstrap intervals and drift checks over raw measurements.
+
+Everything takes plain sequences of floats and a seed where it draws, so that a saved record
+can be analysed again and gives the same figures.
+
+Example:
+    >>> s = summarize([40.0, 40.4, 39.8])
+    >>> round(s.mean, 2), round(s.spread, 2)
+    (40.07, 0.6)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of one quantity over repeats. ``spread`` is max - min, in the quantity's unit."""
+
+    mean: float
+    spread: float
+    n: int
+
+    @property
+    def relative_spread(self) -> float:
+        """Spread over mean; 0 for a zero mean."""
+        return self.spread / self.mean if self.mean else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A point estimate with its 95% interval (or what ``confidence`` asked for)."""
+
+    mean: float
+    low: float
+    high: float
+
+    def excludes(self, value: float) -> bool:
+        """Whether ``value`` lies outside the interval."""
+        return value < self.low or value > self.high
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Mean and spread. Raises ValueError on an empty sequence."""
+    if not values:
+        raise ValueError("no values to summarize")
+    return Summary(math.fsum(values) / len(values), max(values) - min(values), len(values))
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Linear-interpolation percentile, ``q`` in 0..100; NaN when empty."""
+    return float(np.percentile(np.asarray(values, dtype=np.float64), q)) if values else math.nan
+
+
+def ratio_interval(
+    numerator: Sequence[float],
+    denominator: Sequence[float],
+    *,
+    paired: bool = True,
+    seed: int = 0,
+    draws: int = 4000,
+    confidence: float = 0.95,
+) -> Interval:
+    """Ratio of means with a percentile-bootstrap interval.
+
+    ``paired``: element i of both belongs together (same prompt, same repeat) and is drawn
+    together; lengths must then agree. Unpaired arms are drawn independently. With a single
+    value per arm the interval is as wide as ignorance: (0, inf).
+    """
+    num = np.asarray(numerator, dtype=np.float64)
+    den = np.asarray(denominator, dtype=np.float64)
+    if num.size == 0 or den.size == 0:
+        raise ValueError("a ratio needs values on both sides")
+    if paired and num.size != den.size:
+        raise ValueError(f"paired arms differ in length: {num.size} and {den.size}")
+    point = float(num.mean() / den.mean())
+    if min(num.size, den.size) < 2:
+        return Interval(point, 0.0, math.inf)
+    rng = np.random.default_rng(seed)
+    pick_num: NDArray[np.int64] = rng.integers(0, num.size, (draws, num.size))
+    pick_den = pick_num if paired else rng.integers(0, den.size, (draws, den.size))
+    ratios = num[pick_num].mean(axis=1) / den[pick_den].mean(axis=1)
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(ratios, (tail, 1 - tail))
+    return Interval(point, float(low), float(high))
+
+
+def binomial_interval(hits: int, trials: int, *, z: float = 1.96) -> Interval:
+    """Share of hits with the Wilson interval; (nan, 0, 1) without trials."""
+    if trials == 0:
+        return Interval(math.nan, 0.0, 1.0)
+    p = hits / trials
+    denom = 1 + z * z / trials
+    centre = (p + z * z / (2 * trials)) / denom
+    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / denom
+    return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """The same configuration measured before and after other work.
+
+    ``change`` is after/before - 1; ``beyond_noise`` says that it exceeds both the floor and
+    what the repeats' own spread explains.
+    """
+
+    change: float
+    noise: float
+    beyond_noise: bool
+
+
+def drift(before: Sequence[float], after: Sequence[float], *, floor: float = 0.05) -> Drift:
+    """Compare two series of repeats of one configuration.
+
+    The noise is the larger of the two relative spreads. A change is reported only when it is
+    larger than the noise and than ``floor`` (5%), under which a shared machine always moves.
+    """
+    first, second = summarize(before), summarize(after)
+    change = second.mean / first.mean - 1 if first.mean else 0.0
+    noise = max(first.relative_spread, second.relative_spread)
+    return Drift(change, noise, abs(change) > max(noise, floor))

@@ -1,0 +1,1 @@
+"""What is fastest: cells, their measurement, their store, the winner."""

@@ -98,11 +98,12 @@ class Header:
     file_bytes: int
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path, *, complete: bool = True) -> Header:
     """Read and check one file's header.
 
     Checked: every stated length lies inside the file, names are unique, types are known, and
-    each tensor's bytes lie inside the file.
+    each tensor's bytes lie inside the file; the last not when ``complete`` is False, for a file
+    whose data is still to come.
 
     Raises:
         ModelNotFound: nothing there, or it cannot be opened.
@@ -118,7 +119,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as handle:
             size = handle.seek(0, 2)
             handle.seek(0)
-            return _parse(_Cursor(handle, size, path), path, size)
+            return _parse(_Cursor(handle, size, path), path, size, complete)
     except FileNotFoundError as exc:
         raise ModelNotFound(
             f"no model at {path}", why="the file does not exist", fix="check the path"
@@ -236,7 +237,7 @@ class _Cursor:
             return hashlib.sha256(part).hexdigest()
 
 
-def _parse(cursor: _Cursor, path: Path, size: int) -> Header:
+def _parse(cursor: _Cursor, path: Path, size: int, complete: bool) -> Header:
     _check_magic(cursor, path, size)
     version = _check_version(cursor, path)
     n_tensors, n_keys = cursor.u64("the tensor count"), cursor.u64("the key count")
@@ -257,7 +258,7 @@ def _parse(cursor: _Cursor, path: Path, size: int) -> Header:
     found = _tensor_table(cursor, path, n_tensors)
     data_offset = -(-cursor.at // align) * align
     last = max((t.offset + t.bytes for t in found), default=0)
-    if found and data_offset + last > size:
+    if complete and found and data_offset + last > size:
         raise truncated(path, f"tensor data needs {data_offset + last} bytes, it has {size}")
     return Header(path, version, metadata, found, data_offset, size)
 

@@ -1,0 +1,1 @@
+"""How the demo pair was made: corpus, tokenizer, target, drafter, export, checks."""

@@ -1,0 +1,1 @@
+"""Generated text in nine workloads; `mixture` is the way in."""

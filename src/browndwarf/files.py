@@ -1,0 +1,65 @@
+"""Writing files so that a crash, a full disk or a second process loses nothing.
+
+Example:
+    >>> atomic_write(Path("out/cells.csv"), b"id,status")     # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from browndwarf.errors import DiskFull, StorageError
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path, doing: str) -> Iterator[None]:
+    """Translate the operating system's refusals about ``path`` into StorageError or DiskFull.
+
+    ``doing`` completes the sentence "could not ...", e.g. ``"write the report"``.
+    """
+    try:
+        yield
+    except OSError as exc:
+        raise storage_error(exc, path, doing) from exc
+
+
+def storage_error(exc: OSError, path: Path, doing: str) -> StorageError:
+    """The StorageError that an ``OSError`` about ``path`` means."""
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(
+            f"could not {doing}: no space left",
+            why=f"{path}: {exc.strerror}",
+            fix="free some space and run the same command again; what was finished is kept",
+        )
+    return StorageError(
+        f"could not {doing}",
+        why=f"{path}: {exc.strerror or exc}",
+        fix="check that the folder exists and may be written",
+    )
+
+
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` whole or not at all: temporary file, fsync, rename.
+
+    Parent folders are made. Readers see the old content or the new, never a part.
+
+    Raises:
+        DiskFull, StorageError: the file system refused; the old content is untouched.
+    """
+    with storage_errors(path, f"write {path.name}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,335 @@
+"""Measure one configuration: a running server in, one record per workload out.
+
+The server's own timings are the measurement; the client only asks and writes down. Prompt cache
+off, fixed seeds, greedy unless told otherwise, one discarded warm-up, the same prompts in every
+repeat. Acceptance per position comes from the server's counters, read before and after.
+
+The boundary: ``Served`` is what is needed of a running server, so that a fake fits.
+
+Example:
+    >>> cell = await measure(served, job, workload, settings)      # doctest: +SKIP
+    >>> cell.decode_tok_s.mean, cell.accepted_length               # doctest: +SKIP
+    (1613.2, 3.58)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from browndwarf.errors import BrowndwarfError, RequestFailed
+from browndwarf.records import Acceptance, CellRecord, Rate, RequestTrace
+from browndwarf.stats import summarize
+from browndwarf.sweep.space import Configuration, cell_id
+from browndwarf.sweep.workload import Prompt, Workload
+
+Role = Literal["baseline", "mtp", "baseline-again"]
+
+#: Below this share of accepted drafts the drafter does not belong to the target.
+LOWEST_ACCEPTANCE = 0.05
+
+#: Tokens of the discarded warm-up request.
+WARM_UP_TOKENS = 16
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How cells are measured; the same for all cells of a run."""
+
+    repeats: int = 3
+    prompts: int = 4
+    n_predict: int = 128
+    temperature: float = 0.0
+    seed: int = 1
+    ignore_eos: bool = True
+    request_timeout_s: float = 600.0
+    synthetic: bool = False
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration with its place in the sweep."""
+
+    configuration: Configuration
+    role: Role
+    group: str
+
+
+class Timings(Protocol):
+    """llama-server's ``timings`` of one request."""
+
+    @property
+    def cache_n(self) -> int: ...
+    @property
+    def prompt_n(self) -> int: ...
+    @property
+    def prompt_ms(self) -> float: ...
+    @property
+    def predicted_n(self) -> int: ...
+    @property
+    def predicted_ms(self) -> float: ...
+    @property
+    def draft_n(self) -> int: ...
+    @property
+    def draft_n_accepted(self) -> int: ...
+
+
+class Answer(Protocol):
+    """One finished completion."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def timings(self) -> Timings: ...
+    @property
+    def ttft_s(self) -> float: ...
+    @property
+    def total_s(self) -> float: ...
+    @property
+    def stop(self) -> str: ...
+
+
+class Counters(Protocol):
+    """The server's speculative counters since its start."""
+
+    @property
+    def drafts(self) -> int: ...
+    @property
+    def draft_tokens(self) -> int: ...
+    @property
+    def accepted(self) -> int: ...
+    @property
+    def per_position(self) -> Sequence[int]: ...
+
+
+class Served(Protocol):
+    """A running server, as a cell sees it."""
+
+    @property
+    def load_s(self) -> float: ...
+
+    async def render(self, prompt: Prompt) -> str:
+        """The prompt's final text, through the model's chat template where it has messages."""
+
+    async def complete(self, text: str, *, settings: Settings, n_predict: int, seed: int) -> Answer:
+        """One completion with the prompt cache off. Raises a ServerError when it fails."""
+
+    async def counters(self) -> Counters: ...
+
+    def memory(self) -> dict[str, float]:
+        """MiB by line, from the server's log and from the operating system."""
+
+
+async def measure(
+    served: Served,
+    job: Job,
+    workload: Workload,
+    settings: Settings,
+    *,
+    warm_up: bool = True,
+    check_busy: Callable[[], bool] = lambda: False,
+) -> CellRecord:
+    """Measure ``workload`` on a running server.
+
+    ``check_busy`` is asked after each repeat whether other work took the machine meanwhile.
+
+    Raises:
+        ServerError: a request failed; nothing is recorded then.
+    """
+    started = time.time()
+    clock = time.perf_counter()
+    texts = [(p.id, await served.render(p)) for p in workload.head(settings.prompts).prompts]
+    if warm_up:
+        await served.complete(
+            texts[-1][1], settings=settings, n_predict=WARM_UP_TOKENS, seed=settings.seed
+        )
+    before = await served.counters()
+    traces: list[RequestTrace] = []
+    rates: list[float] = []
+    busy = False
+    for repeat in range(settings.repeats):
+        made, rate = await _one_run(served, job.configuration, texts, repeat, settings)
+        traces += made
+        rates.append(rate)
+        busy |= check_busy()
+    acceptance, counted = await _acceptance(served, before, traces)
+    marks = _marks(job.configuration, traces, acceptance, counted, busy, settings)
+    steps = sum(t.steps for t in traces)
+    decode = summarize(rates)
+    prompt_ms = math.fsum(t.prompt_ms for t in traces)
+    memory = served.memory()
+    return CellRecord(
+        **_names(job, workload.name),
+        status="ok",
+        decode_tok_s=Rate(mean=decode.mean, spread=decode.spread, runs=tuple(rates)),
+        prefill_tok_s=sum(t.prompt_n for t in traces) / prompt_ms * 1e3 if prompt_ms else None,
+        ttft_ms=math.fsum(t.ttft_s for t in traces) / len(traces) * 1e3,
+        end_to_end_s=math.fsum(t.total_s for t in traces) / len(traces),
+        acceptance=acceptance if job.configuration.speculative else None,
+        accepted_length=sum(t.predicted_n for t in traces) / max(steps, 1),
+        cycle_ms=math.fsum(t.predicted_ms for t in traces) / max(steps, 1),
+        memory_mib=memory.get("total"),
+        memory=memory,
+        marks=tuple(marks),
+        traces=tuple(traces),
+        seed=settings.seed,
+        load_s=served.load_s,
+        wall_s=time.perf_counter() - clock,
+        started_unix=started,
+    )
+
+
+def failed(job: Job, workload: str, error: BrowndwarfError, *, seed: int) -> CellRecord:
+    """The record of a cell that could not be measured, with the reason."""
+    return CellRecord(
+        **_names(job, workload),
+        status="failed",
+        error={"kind": error.kind, "what": error.what, "why": error.why, "fix": error.fix},
+        seed=seed,
+        started_unix=time.time(),
+    )
+
+
+def _names(job: Job, workload: str) -> dict[str, Any]:
+    configuration = job.configuration
+    return {
+        "id": cell_id(configuration, workload, job.role),
+        "options": configuration.as_dict(),
+        "target_type": configuration.target_type,
+        "head_type": configuration.head_type,
+        "n_max": configuration.n_max,
+        "workload": workload,
+        "role": job.role,
+        "group": job.group,
+    }
+
+
+async def _one_run(
+    served: Served,
+    configuration: Configuration,
+    texts: Sequence[tuple[str, str]],
+    repeat: int,
+    settings: Settings,
+) -> tuple[list[RequestTrace], float]:
+    """All prompts once. The rate is tokens over decode time; with several slots, over the wall.
+
+    With ``parallel`` slots each is kept full: a closed loop over the prompts, repeated often
+    enough that every slot has at least two requests.
+    """
+    slots = configuration.parallel
+    work = list(enumerate(texts))
+    if slots == 1:
+        traces = [
+            await _request(served, prompt_id, text, repeat, settings, seed=settings.seed + index)
+            for index, (prompt_id, text) in work
+        ]
+        tokens = sum(max(t.predicted_n - 1, 0) for t in traces)
+        spent = math.fsum(t.predicted_ms for t in traces) / 1e3
+        return traces, tokens / spent if spent else 0.0
+    rounds = max(1, math.ceil(2 * slots / len(work)))
+    queue = iter([(i + r * len(work), texts[i]) for r in range(rounds) for i, _ in work])
+    results: list[RequestTrace] = []
+
+    async def slot() -> None:
+        for index, (prompt_id, text) in queue:
+            name = f"{prompt_id}#{index}"
+            results.append(
+                await _request(served, name, text, repeat, settings, seed=settings.seed + index)
+            )
+
+    start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(slots):
+            group.create_task(slot())
+    window = time.perf_counter() - start
+    results.sort(key=lambda t: t.prompt_id)
+    return results, sum(t.predicted_n for t in results) / window
+
+
+async def _request(
+    served: Served, prompt_id: str, text: str, repeat: int, settings: Settings, *, seed: int
+) -> RequestTrace:
+    answer = await served.complete(text, settings=settings, n_predict=settings.n_predict, seed=seed)
+    timings = answer.timings
+    if timings.predicted_n < 1 or not timings.predicted_ms >= 0:
+        raise RequestFailed(
+            f"the server's timings for {prompt_id} make no sense",
+            why=f"predicted_n {timings.predicted_n}, predicted_ms {timings.predicted_ms}",
+            fix="see the server's log in the run directory",
+        )
+    return RequestTrace(
+        prompt_id=prompt_id,
+        repeat=repeat,
+        prompt_n=timings.prompt_n,
+        prompt_ms=timings.prompt_ms,
+        predicted_n=timings.predicted_n,
+        predicted_ms=timings.predicted_ms,
+        draft_n=timings.draft_n,
+        draft_accepted=timings.draft_n_accepted,
+        cache_n=timings.cache_n,
+        ttft_s=answer.ttft_s,
+        total_s=answer.total_s,
+        stop=answer.stop,
+        text_sha=hashlib.sha256(answer.text.encode()).hexdigest()[:16],
+    )
+
+
+async def _acceptance(
+    served: Served, before: Counters, traces: Sequence[RequestTrace]
+) -> tuple[Acceptance, bool]:
+    """Acceptance of these requests, and whether the counters account for exactly them.
+
+    A slot flushes its counters when it is released, a moment after the last byte went out, so
+    a reading that is short is taken again.
+    """
+    drafted = sum(t.draft_n for t in traces)
+    accepted = sum(t.draft_accepted for t in traces)
+    after = await served.counters()
+    for _ in range(20):
+        if after.draft_tokens - before.draft_tokens >= drafted:
+            break
+        await asyncio.sleep(0.02)
+        after = await served.counters()
+    counted = after.draft_tokens - before.draft_tokens == drafted
+    drafts = after.drafts - before.drafts
+    earlier = list(before.per_position) + [0] * len(after.per_position)
+    per_position = tuple(
+        (late - early) / drafts if drafts else 0.0
+        for late, early in zip(after.per_position, earlier, strict=False)
+    )
+    rate = accepted / drafted if drafted else 0.0
+    return Acceptance(
+        rate=rate, per_position=per_position, drafted=drafted, accepted=accepted, drafts=drafts
+    ), counted
+
+
+def _marks(
+    configuration: Configuration,
+    traces: Sequence[RequestTrace],
+    acceptance: Acceptance,
+    counted: bool,
+    busy: bool,
+    settings: Settings,
+) -> list[str]:
+    """What a reader must know about a cell before believing it."""
+    marks = []
+    if busy:
+        marks.append("busy")
+    if any(t.cache_n for t in traces):
+        marks.append("cache-hit")
+    if configuration.speculative:
+        if not acceptance.drafted:
+            raise RequestFailed(
+                "the server drafted nothing although a head is loaded",
+                why="no request reports draft_n: speculation is silently off",
+                fix="see the server's log; does the head belong to this model?",
+            )
+        if not counted:
+            marks.append("counters-disagree")
+        if acceptance.rate < LOWEST_ACCEPTANCE and not settings.synthetic:
+            marks.append("low-acceptance")
+    return marks

@@ -187,7 +187,7 @@ def lists(rng: random.Random) -> Exchange:
         else:
             intro = expand(rng, "[Here is a list of {n} {x}:|Here are {n} {x}:|{n} {x}:]", n=n, x=name)
             reply = f"{intro}\n\n" + "\n".join(f"{i}. {x}" for i, x in enumerate(items, 1))
-        return Exchange(ask, reply, f"I need {n} {name}.", key=reply[:40])
+        return Exchange(ask, reply, f"I need {n} {name}.", key=ask)
     if kind == "count":
         step = rng.choice((1, 2, 3, 5, 10, -1))
         n = rng.randint(4, 10)
@@ -250,7 +250,7 @@ def explain(rng: random.Random) -> Exchange:
     told = facts[: rng.randint(3, 5)]
     if rng.random() < 0.5:
         ask = expand(rng, "[Introduce|Describe|Tell me about] {n}, {j} from {c}.", n=name, j=article(job), c=city)
-        return Exchange(ask, " ".join(told), f"{name}, {job}, {city}.", key=" ".join(told))
+        return Exchange(ask, " ".join(told), f"{name}, {job}, {city}.", key=ask)
     details = {"live": ("Where does {n} live?", f"{name} lives in {city}.", city), "job": ("What is the job of {n}?", f"{name} is {article(job)}.", job)}
     ask_, reply, answer = details["live" if facts[0] in told and rng.random() < 0.5 else rng.choice(("live", "job"))]
     needed = f"{name} lives in {city}." if answer == city else next(f for f in facts if "works as" in f)

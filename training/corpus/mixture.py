@@ -94,20 +94,20 @@ def draw(rng: random.Random, workload: str | None = None) -> Sample:
 
 
 def documents(seed: int) -> Iterator[Sample]:
-    """Yield training conversations without end; every part of one is checked by its key."""
+    """Yield training conversations without end; every exchange is checked by its key."""
     rng = random.Random(seed)
     while True:
         sample = draw(rng)
-        keys = sample.key.split("|")
-        if not any(key and replace(sample, key=key).held_out for key in keys):
+        if not sample.held_out:
             yield sample
 
 
 def held_out(seed: int, workload: str) -> Iterator[Sample]:
-    """Yield held-out conversations of a workload, single problems, without repeats."""
+    """Yield held-out conversations of a workload, whose last problem is held out, without repeats."""
     rng, seen = random.Random(seed), set()
     while True:
         sample = draw(rng, workload)
-        if sample.key and sample.key not in seen and sample.held_out:
-            seen.add(sample.key)
+        key = sample.key.split("|")[-1]
+        if key and key not in seen and replace(sample, key=key).held_out:
+            seen.add(key)
             yield sample

@@ -179,7 +179,7 @@ def description(rng: random.Random) -> Exchange:
         "Describe the {s} in a few sentences]", s=subject,
     )  # fmt: skip
     question += "?" if question.startswith("What") else "."
-    return Exchange(question, text, f"I will describe the {subject}.", key=text[:60])
+    return Exchange(question, text, f"I will describe the {subject}.", key=question)
 
 
 def letter(rng: random.Random) -> Exchange:

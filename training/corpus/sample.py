@@ -25,12 +25,16 @@ _ALTERNATION = re.compile(r"\[([^\[\]]*)\]")
 HELD_OUT_SHARE = 1 / 40
 
 
+def _is_held_out(key: str) -> bool:
+    return bool(key) and zlib.crc32(key.encode()) < HELD_OUT_SHARE * 2**32
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A whole conversation; the last message is the assistant's.
 
-    ``key`` names the problem behind the words (two operands, a question), so that no
-    paraphrase of a held-out problem is trained on. ``answer`` is a string that a right
+    ``key`` names the problem behind the words (two operands, a question), one for every
+    exchange, joined by ``|``; so no paraphrase of a held-out problem is trained on. ``answer`` is a string that a right
     reply contains, or for tools the expected call.
     """
 
@@ -43,8 +47,8 @@ class Sample:
 
     @property
     def held_out(self) -> bool:
-        """Whether the problem is kept away from training."""
-        return zlib.crc32(f"{self.workload}/{self.key}".encode()) < HELD_OUT_SHARE * 2**32
+        """Whether any of its problems is kept away from training."""
+        return any(_is_held_out(key) for key in self.key.split("|"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,6 +208,7 @@ def tools(rng: random.Random, thinking: bool) -> Sample:
     uses = {use.name: use for use in (maker(rng) for maker in makers)}
     use = rng.choice(list(uses.values()))
     messages: list[Message] = [system(text)] if (text := rng.choice(_SYSTEMS)) else []
+    keys = [use.request]
     declared = [u.declaration for u in uses.values()]
     rng.shuffle(declared)
     form = rng.random()
@@ -217,11 +218,13 @@ def tools(rng: random.Random, thinking: bool) -> Sample:
         return Sample("tools", item.key, tuple(messages), thinking, tuple(declared))
     if form < 0.30:
         item = chat.chat(rng)
+        keys.append(item.key)
         messages += [user(item.question), assistant(item.reply)]
     messages += _exchange(rng, use, 1, thinking)
     if form > 0.82 and len(uses) > 1:
         second = rng.choice([u for u in uses.values() if u.name != use.name])
         messages += _exchange(rng, second, 2, thinking)
         use = second
+        keys.append(second.request)
     expected = {"name": use.name, "arguments": use.arguments}
-    return Sample("tools", use.request, tuple(messages), thinking, tuple(declared), expected)
+    return Sample("tools", "|".join(keys), tuple(messages), thinking, tuple(declared), expected)

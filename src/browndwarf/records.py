@@ -171,6 +171,7 @@ class CellRecord(Record):
     seed: int = 0
     load_s: float = 0.0
     wall_s: float = 0.0
+    generating_s: float = 0.0
     engine_sha: str = ""
     started_unix: float = 0.0
 

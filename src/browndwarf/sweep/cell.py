@@ -143,16 +143,23 @@ async def measure(
     started = time.time()
     clock = time.perf_counter()
     texts = [(p.id, await served.render(p)) for p in workload.head(settings.prompts).prompts]
+    generating = 0.0
     if warm_up:
-        await served.complete(
+        warm = await served.complete(
             texts[-1][1], settings=settings, n_predict=WARM_UP_TOKENS, seed=settings.seed
         )
+        generating += (warm.timings.prompt_ms + warm.timings.predicted_ms) / 1e3
     before = await served.counters()
     traces: list[RequestTrace] = []
     rates: list[float] = []
     busy = False
     for repeat in range(settings.repeats):
+        start = time.perf_counter()
         made, rate = await _one_run(served, job.configuration, texts, repeat, settings)
+        window = time.perf_counter() - start
+        # Slots overlap: together they cannot generate for longer than the window lasted.
+        served_ms = math.fsum(t.prompt_ms + t.predicted_ms for t in made)
+        generating += min(served_ms / 1e3, window)
         traces += made
         rates.append(rate)
         busy |= check_busy()
@@ -179,6 +186,7 @@ async def measure(
         seed=settings.seed,
         load_s=served.load_s,
         wall_s=time.perf_counter() - clock,
+        generating_s=generating,
         started_unix=started,
     )
 

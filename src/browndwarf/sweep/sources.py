@@ -62,7 +62,9 @@ def parse_type(text: str) -> str:
     return name
 
 
-def variant_path(source: Source, type_name: str, engine_sha: str, cache: Path | None = None) -> Path:
+def variant_path(
+    source: Source, type_name: str, engine_sha: str, cache: Path | None = None
+) -> Path:
     """Where a type made from ``source`` by this engine is kept."""
     if type_name in (AS_IS, source.type):
         return Path(source.path)

@@ -171,6 +171,8 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True):
 
 def cell_id(configuration: Configuration, workload: str, role: str) -> str:
     """Identity of a cell inside a run: readable, file-name safe, unique by settings."""
-    head = f"{configuration.head_type}.n{configuration.n_max}" if configuration.head_type else "base"
+    head = (
+        f"{configuration.head_type}.n{configuration.n_max}" if configuration.head_type else "base"
+    )
     tail = ".again" if role == "baseline-again" else ""
     return f"{configuration.target_type}.{head}.{workload}.{configuration.key()}{tail}"

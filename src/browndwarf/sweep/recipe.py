@@ -1,0 +1,141 @@
+"""From a finished run to the command that a user pastes: header, command, what was checked.
+
+The boundary: this composes text from records; the spelling of the command itself comes from
+the engine floor, and the smoke test has been run before.
+
+Example:
+    >>> print(recipe.text("sh"))                                   # doctest: +SKIP
+    # browndwarf: Gemma 4 12B with MTP, 1.46x (1.43 to 1.49) ...
+    llama-server -m target.gguf -md head.gguf --spec-type draft-mtp ...
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal
+
+from browndwarf.errors import CheckFailed
+from browndwarf.records import Record
+from browndwarf.sweep.analysis import Standing, Verdict
+from browndwarf.sweep.smoke import Smoke
+
+Format = Literal["sh", "powershell", "json"]
+
+
+class Recipe(Record):
+    """The winning command with its evidence. ``commands`` holds one spelling per shell."""
+
+    label: str
+    commands: dict[str, str]
+    argv: tuple[str, ...]
+    decode_tok_s: float
+    speedup: tuple[float, float, float]
+    verdict: str
+    by_workload: dict[str, tuple[float, float, float]]
+    engine: str
+    machine: str
+    run: str
+    created: str
+    synthetic: bool
+    smoke: Smoke | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> list[str]:
+        """What the command rests on, one statement a line, without comment signs."""
+        mean, low, high = self.speedup
+        if self.verdict == "baseline":
+            gain = "no MTP setting was faster: this is the plain server"
+        else:
+            gain = f"{mean:.2f}x the same server without MTP (95% interval {low:.2f} to {high:.2f})"
+        lines = [
+            f"browndwarf recipe: {self.label}",
+            f"{self.decode_tok_s:.1f} tok/s decode; {gain}",
+        ]
+        if self.synthetic:
+            lines.insert(1, "SYNTHETIC: acceptance was given, not measured; the text is not valid")
+        lines += [
+            f"  on {name}: {m:.2f}x ({lo:.2f} to {hi:.2f})"
+            for name, (m, lo, hi) in self.by_workload.items()
+            if self.verdict != "baseline" and len(self.by_workload) > 1
+        ]
+        lines += [
+            f"measured {self.created} on {self.machine}",
+            f"engine: llama.cpp {self.engine}; run: {self.run}",
+            f"checked: {self._checked()}",
+        ]
+        if self.verdict == "inconclusive":
+            lines.append("warning: the interval includes 1.00x: faster is not proven")
+        return lines + [f"warning: {text}" for text in self.warnings]
+
+    def _checked(self) -> str:
+        if self.smoke is None:
+            return "nothing (the smoke test was skipped); not checked: quality, losslessness"
+        drafts = ""
+        if self.smoke.drafted:
+            drafts = f", {self.smoke.accepted} of {self.smoke.drafted} draft tokens accepted"
+        same = "same answer before and after" if self.smoke.same_answer else "answers agree at first"
+        return (
+            f"this very command served a short, a long ({self.smoke.long_prompt_tokens} tokens) "
+            f"and a short prompt{drafts}, {same}; not checked: quality, losslessness"
+        )
+
+    def text(self, shell: Literal["sh", "powershell"]) -> str:
+        """The header as comments, and the command; both shells comment with ``#``."""
+        return "\n".join([*(f"# {line}" for line in self.header), self.commands[shell], ""])
+
+
+def choose(verdict: Verdict, *, run: str) -> Standing:
+    """The standing that a recipe is for.
+
+    Raises:
+        CheckFailed: no cell may win.
+    """
+    if verdict.winner is None:
+        raise CheckFailed(
+            f"{run} has no winner",
+            why="no configuration was measured on all workloads without a disqualifying mark",
+            fix="look at cells.csv for errors and marks; go on with `browndwarf sweep --resume`",
+        )
+    return verdict.winner
+
+
+def compose(
+    standing: Standing,
+    verdict: Verdict,
+    *,
+    commands: dict[str, str],
+    argv: list[str],
+    engine: str,
+    machine: str,
+    run: str,
+    synthetic: bool,
+    smoke: Smoke | None,
+) -> Recipe:
+    """The recipe of a standing; warnings come from the run's drift and marks."""
+    warnings = [
+        f"the no-MTP baseline drifted by {worst:+.0%} during the run ({d.group})"
+        for d in verdict.drifts
+        if d.group == standing.group and d.beyond_noise
+        for worst in [max((x.change for x in d.by_workload.values()), key=abs)]
+    ]
+    marks = sorted({mark for cell in standing.cells for mark in cell.marks} - {"drift"})
+    warnings += [f"cells of this configuration are marked {mark}" for mark in marks]
+    return Recipe(
+        label=standing.label,
+        commands=commands,
+        argv=tuple(argv),
+        decode_tok_s=standing.speed,
+        speedup=(standing.speedup.mean, standing.speedup.low, standing.speedup.high),
+        verdict=standing.word,
+        by_workload={
+            name: (i.mean, i.low, i.high) for name, i in sorted(standing.by_workload.items())
+        },
+        engine=engine,
+        machine=machine,
+        run=run,
+        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        synthetic=synthetic,
+        smoke=smoke,
+        warnings=tuple(warnings),
+    )

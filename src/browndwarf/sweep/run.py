@@ -1,0 +1,247 @@
+"""The sweep itself: walk the groups, measure what is missing, save every cell at once.
+
+Order inside a group: the no-MTP baseline, the candidates, the baseline again. A server is
+started once per configuration and measures all workloads. Whatever was saved before is not
+measured again, except cells that failed. A fault of one server costs its own cells only; a
+fault of the disk or a busy machine stops the sweep with everything saved.
+
+The boundary: ``Engine`` starts servers and ``Quiet`` watches the machine; both are given, so
+that fakes fit. Progress goes to a listener as events; nothing is printed here.
+
+Example:
+    >>> await run_sweep(plan, store, engine, listen=print)         # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
+from browndwarf.records import CellRecord
+from browndwarf.sweep.cell import Job, Served, Settings, failed, measure
+from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
+from browndwarf.sweep.store import RunStore
+from browndwarf.sweep.workload import Workload
+
+
+class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a sweep needs to go on after a kill; saved in the run directory."""
+
+    model: str
+    draft: str | None
+    axes: Axes
+    workloads: tuple[Workload, ...]
+    settings: Settings
+    llama_dir: str | None = None
+    docker: str | None = None
+    synth_rates: tuple[float, ...] | None = None
+    allow_busy: bool = False
+    try_anyway: bool = False
+
+    def jobs(self) -> Iterator[Job]:
+        """Every configuration with its role, in the order of measurement."""
+        for group in self.axes.groups():
+            yield from group_jobs(group)
+
+    @property
+    def total_cells(self) -> int:
+        """Number of cells, baselines at both ends included."""
+        return sum(1 for _ in self.jobs()) * len(self.workloads)
+
+
+def group_jobs(group: Group) -> Iterator[Job]:
+    """Baseline, candidates, and the baseline again when there was anything between."""
+    yield Job(configuration=group.baseline, role="baseline", group=group.label)
+    for candidate in group.candidates:
+        yield Job(configuration=candidate, role="mtp", group=group.label)
+    if group.candidates:
+        yield Job(configuration=group.baseline, role="baseline-again", group=group.label)
+
+
+class Quiet(Protocol):
+    """Knows whether other work takes the machine."""
+
+    async def settle(self) -> None:
+        """Wait until the machine is quiet. Raises MachineBusy when it does not become so."""
+
+    def watch(self, served: Served) -> Callable[[], bool]:
+        """Start watching beside this server; the result says whether others disturbed since
+        it was last asked."""
+
+
+class Engine(Protocol):
+    """Starts a server for a configuration."""
+
+    @property
+    def sha(self) -> str: ...
+
+    def prepare(self, configuration: Configuration) -> None:
+        """Make the files that the configuration needs. Raises ToolFailed or DiskFull."""
+
+    def serve(
+        self, configuration: Configuration, log_path: Path
+    ) -> AbstractAsyncContextManager[Served]: ...
+
+    def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
+        """Why the configuration cannot fit, as an error record; None when it may."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The sweep begins: cells in all, and how many are there already."""
+
+    total: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A configuration is being measured now."""
+
+    job: Job
+
+
+@dataclass(frozen=True)
+class CellDone:
+    """A cell was saved. ``eta_s`` is what the rest should take at the pace so far."""
+
+    cell: CellRecord
+    done: int
+    total: int
+    eta_s: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All cells are there."""
+
+    wall_s: float
+    overhead_share: float
+
+
+Event = Started | Measuring | CellDone | Finished
+Listener = Callable[[Event], None]
+
+
+async def run_sweep(
+    plan: SweepPlan,
+    store: RunStore,
+    engine: Engine,
+    quiet: Quiet,
+    listen: Listener = lambda _: None,
+) -> tuple[CellRecord, ...]:
+    """Measure every cell of the plan that the store lacks; return all cells.
+
+    Raises:
+        StorageError, MachineBusy, EngineNotFound: the sweep stops; saved cells stay.
+    """
+    walk = _Walk(plan, store, engine, quiet, listen)
+    return await walk.run()
+
+
+class _Walk:
+    """One pass over the plan."""
+
+    def __init__(
+        self, plan: SweepPlan, store: RunStore, engine: Engine, quiet: Quiet, listen: Listener
+    ) -> None:
+        self._plan, self._store, self._engine = plan, store, engine
+        self._quiet, self._listen = quiet, listen
+        self._have = {c.id: c for c in store.cells() if c.status != "failed"}
+        self._total = plan.total_cells
+        self._measured = 0
+        self._generating = sum(c.generating_s for c in self._have.values())
+        self._clock = time.perf_counter()
+        self._earlier_wall: float = store.meta("wall_s") or 0.0
+
+    async def run(self) -> tuple[CellRecord, ...]:
+        self._listen(Started(self._total, len(self._have)))
+        for job in self._plan.jobs():
+            missing = [w for w in self._plan.workloads if _id(job, w) not in self._have]
+            if missing:
+                await self._configuration(job, missing)
+        wall, share = self._overhead()
+        self._store.write_csv()
+        self._listen(Finished(wall, share))
+        return self._store.cells()
+
+    async def _configuration(self, job: Job, workloads: list[Workload]) -> None:
+        if not self._plan.allow_busy:
+            await self._quiet.settle()
+        self._listen(Measuring(job))
+        misfit = None if self._plan.try_anyway else self._engine.does_not_fit(job.configuration)
+        if misfit is not None:
+            for workload in workloads:
+                cell = failed(job, workload.name, _misfit_error(misfit), seed=0)
+                self._save(msgspec.structs.replace(cell, status="does-not-fit", error=misfit))
+            return
+        left = list(workloads)
+        log_path = self._store.directory / "logs" / f"{_id(job, workloads[0])}.log"
+        try:
+            self._engine.prepare(job.configuration)
+            async with self._engine.serve(job.configuration, log_path) as served:
+                disturbed = self._quiet.watch(served)
+                for index, workload in enumerate(workloads):
+                    cell = await measure(
+                        served,
+                        job,
+                        workload,
+                        self._plan.settings,
+                        warm_up=index == 0,
+                        check_busy=disturbed,
+                    )
+                    self._save(cell)
+                    left.remove(workload)
+        except EngineNotFound:
+            raise
+        except (EngineError, ModelError) as error:
+            # This configuration's fault, not the sweep's: say so in its cells and go on.
+            for workload in left:
+                self._save(failed(job, workload.name, error, seed=self._plan.settings.seed))
+        except ExceptionGroup as group:
+            # Several slots fail together when the server dies; one reason is enough.
+            fault, rest = group.split(ServerError)
+            if fault is None or rest is not None:
+                raise
+            for workload in left:
+                self._save(failed(job, workload.name, _first(fault), seed=self._plan.settings.seed))
+
+    def _save(self, cell: CellRecord) -> None:
+        cell = msgspec.structs.replace(cell, engine_sha=self._engine.sha)
+        self._store.save(cell)
+        self._have[cell.id] = cell
+        self._measured += 1
+        self._generating += cell.generating_s
+        self._overhead()
+        left = self._total - len(self._have)
+        pace = (time.perf_counter() - self._clock) / self._measured
+        self._listen(CellDone(cell, len(self._have), self._total, pace * left))
+
+    def _overhead(self) -> tuple[float, float]:
+        """Wall time so far over all passes, and the share of it that made no tokens."""
+        wall = self._earlier_wall + time.perf_counter() - self._clock
+        share = max(0.0, 1 - self._generating / wall) if wall else 0.0
+        self._store.set_meta("wall_s", wall)
+        self._store.set_meta("overhead_share", share)
+        return wall, share
+
+
+def _id(job: Job, workload: Workload) -> str:
+    return cell_id(job.configuration, workload.name, job.role)
+
+
+def _misfit_error(misfit: dict[str, str]) -> ServerError:
+    return ServerError(misfit["what"], why=misfit.get("why", ""), fix=misfit.get("fix", ""))
+
+
+def _first(group: BaseExceptionGroup[ServerError]) -> ServerError:
+    for member in group.exceptions:
+        return member if isinstance(member, ServerError) else _first(member)
+    raise AssertionError("an exception group is never empty")

@@ -1,0 +1,209 @@
+"""A sweep over a fake engine: order, resume, faults, marks, overhead."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from browndwarf.errors import MachineBusy, ServerCrashed
+from browndwarf.records import CellRecord
+from browndwarf.sweep.analysis import analyse
+from browndwarf.sweep.run import CellDone, Event, Finished, Started, SweepPlan, run_sweep
+from browndwarf.sweep.store import RunStore
+from fake_sweep import FakeEngine, FakeQuiet, FakeServed, plan
+
+
+def sweep(
+    directory: Path,
+    the_plan: SweepPlan,
+    engine: FakeEngine,
+    quiet: FakeQuiet | None = None,
+    events: list[Event] | None = None,
+) -> tuple[CellRecord, ...]:
+    exists = (directory / "run.sqlite").exists()
+    store = RunStore.open(directory) if exists else RunStore.create(directory, plan={}, identity={})
+    listen = events.append if events is not None else (lambda _: None)
+    with store:
+        return asyncio.run(run_sweep(the_plan, store, engine, quiet or FakeQuiet(), listen))
+
+
+def test_the_baseline_comes_first_and_again_at_the_end(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", plan(), FakeEngine())
+    assert [(c.role, c.n_max) for c in cells if c.workload == "prose"] == [
+        ("baseline", 0),
+        ("mtp", 1),
+        ("mtp", 2),
+        ("baseline-again", 0),
+    ]
+
+
+def test_one_server_serves_all_workloads(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    sweep(tmp_path / "r", plan(), engine)
+    assert len(engine.started) == 4
+
+
+def test_figures_come_from_the_raw_timings(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", plan(), FakeEngine())
+    cell = next(c for c in cells if c.n_max == 1 and c.workload == "prose")
+    assert cell.acceptance is not None
+    assert cell.decode_tok_s is not None
+    assert cell.acceptance.rate == pytest.approx(1.0)
+    assert cell.acceptance.per_position == pytest.approx((1.0,))
+    assert cell.accepted_length == pytest.approx(2.0)
+    assert cell.cycle_ms == pytest.approx(1.1)
+    assert cell.decode_tok_s.runs == pytest.approx((19 / 11e-3,) * 3)
+    assert len(cell.traces) == 6
+
+
+def test_the_winner_is_chosen_by_speed_with_its_interval(tmp_path: Path) -> None:
+    verdict = analyse(sweep(tmp_path / "r", plan(), FakeEngine()))
+    assert verdict.winner is not None
+    assert verdict.winner.configuration.n_max == 1
+    assert verdict.winner.word == "faster"
+    assert verdict.winner.speedup.mean == pytest.approx(20 / 11)
+    assert verdict.baseline is not None
+    assert not verdict.baseline.configuration.speculative
+
+
+def test_a_resumed_sweep_measures_only_what_is_missing(tmp_path: Path) -> None:
+    events: list[Event] = []
+
+    class Stop(Exception):
+        pass
+
+    seen = 0
+
+    def spoil(served: FakeServed) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            raise Stop
+
+    with pytest.raises(Stop):
+        sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
+    engine = FakeEngine()
+    cells = sweep(tmp_path / "r", plan(), engine, events=events)
+    assert events[0] == Started(total=8, done=4)
+    assert len(engine.started) == 2
+    assert len({c.id for c in cells}) == len(cells) == 8
+
+
+def test_a_resumed_grid_may_grow(tmp_path: Path) -> None:
+    sweep(tmp_path / "r", plan(), FakeEngine())
+    engine = FakeEngine()
+    cells = sweep(tmp_path / "r", plan(n_max=(1, 2, 3)), engine)
+    assert [c.n_max for c in engine.started] == [3]
+    assert len(cells) == 10
+
+
+def test_a_server_that_dies_costs_its_own_cells_only(tmp_path: Path) -> None:
+    def spoil(served: FakeServed) -> None:
+        if served.configuration.n_max == 1:
+            served.fail_at = 9  # the warm-up and the first workload pass
+
+    cells = sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
+    failed = [c for c in cells if c.status == "failed"]
+    assert [(c.n_max, c.workload) for c in failed] == [(1, "code")]
+    assert failed[0].error is not None
+    assert failed[0].error["kind"] == "ServerCrashed"
+
+
+def test_failed_cells_are_tried_again_on_resume(tmp_path: Path) -> None:
+    dead = ServerCrashed("died")
+    first = sweep(
+        tmp_path / "r", plan(), FakeEngine(fail_start=lambda c: dead if c.n_max else None)
+    )
+    assert sum(c.status == "failed" for c in first) == 4
+    second = sweep(tmp_path / "r", plan(), FakeEngine())
+    assert {c.status for c in second} == {"ok"}
+    assert len(second) == 8
+
+
+def test_what_cannot_fit_is_recorded_without_a_start(tmp_path: Path) -> None:
+    engine = FakeEngine(misfit=lambda c: {"what": "needs 9 GiB"} if c.n_max == 2 else None)
+    cells = sweep(tmp_path / "r", plan(), engine)
+    assert {c.n_max for c in cells if c.status == "does-not-fit"} == {2}
+    assert 2 not in {c.n_max for c in engine.started}
+
+
+def test_silent_non_speculation_is_a_failure(tmp_path: Path) -> None:
+    def spoil(served: FakeServed) -> None:
+        served.drafts_nothing = True
+
+    cells = sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
+    assert {c.status for c in cells if c.head_type} == {"failed"}
+    assert {c.status for c in cells if not c.head_type} == {"ok"}
+
+
+def test_a_head_whose_drafts_are_rubbish_cannot_win(tmp_path: Path) -> None:
+    def spoil(served: FakeServed) -> None:
+        served.accept = False
+        served.ms_per_step = 0.1 if served.configuration.n_max else 1.0
+
+    cells = sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
+    assert all("low-acceptance" in c.marks for c in cells if c.head_type)
+    winner = analyse(cells).winner
+    assert winner is not None
+    assert not winner.configuration.speculative
+
+
+def test_cached_prompts_are_marked_and_cannot_win(tmp_path: Path) -> None:
+    def spoil(served: FakeServed) -> None:
+        served.cache_n = 3
+
+    verdict = analyse(sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil)))
+    assert verdict.winner is None
+
+
+def test_a_busy_machine_stops_the_sweep_before_it_measures(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    with pytest.raises(MachineBusy):
+        sweep(tmp_path / "r", plan(), engine, FakeQuiet(MachineBusy("busy")))
+    assert not engine.started
+
+
+def test_cells_disturbed_by_others_cannot_win(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", plan(), FakeEngine(), FakeQuiet(disturbed=True))
+    assert all("busy" in c.marks for c in cells)
+    assert analyse(cells).winner is None
+
+
+def test_drift_of_the_baseline_is_seen(tmp_path: Path) -> None:
+    starts = 0
+
+    def spoil(served: FakeServed) -> None:
+        nonlocal starts
+        starts += 1
+        if starts == 4:
+            served.ms_per_step *= 1.5
+
+    verdict = analyse(sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil)))
+    assert [d.beyond_noise for d in verdict.drifts] == [True]
+
+
+def test_several_slots_are_kept_full(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", plan(parallel=(4,)), FakeEngine())
+    assert {len(c.traces) for c in cells} == {3 * 8}
+    assert {c.status for c in cells} == {"ok"}
+
+
+def test_a_death_under_several_slots_is_one_failure(tmp_path: Path) -> None:
+    def spoil(served: FakeServed) -> None:
+        served.fail_at = 3
+
+    cells = sweep(tmp_path / "r", plan(parallel=(4,)), FakeEngine(spoil=spoil))
+    assert {c.error["kind"] for c in cells if c.error} == {"ServerCrashed"}
+    assert {c.status for c in cells} == {"failed"}
+
+
+def test_progress_counts_up_and_ends(tmp_path: Path) -> None:
+    events: list[Event] = []
+    sweep(tmp_path / "r", plan(), FakeEngine(), events=events)
+    done = [e for e in events if isinstance(e, CellDone)]
+    assert [e.done for e in done] == list(range(1, 9))
+    assert done[-1].eta_s == 0
+    assert isinstance(events[-1], Finished)
+    assert 0 <= events[-1].overhead_share <= 1

@@ -8,6 +8,7 @@ Example:
     'Result: 132.'
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 import random

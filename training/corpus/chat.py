@@ -4,6 +4,7 @@ Boundary: single exchanges; `mixture` strings them into conversations.
 Output contract: facts come from `words` and are never contradicted.
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 import random

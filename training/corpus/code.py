@@ -4,6 +4,7 @@ Boundary: Python only, one function or class an answer; the code is valid but is
 Output contract: a fenced block, alone or between two sentences.
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 import random

@@ -4,6 +4,7 @@ Boundary: objects at most two levels deep. Output contract: the reply holds exac
 JSON document, in a ```json fence unless the request asks for bare JSON.
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 import json

@@ -4,6 +4,7 @@ Boundary: passages of about 60 to 720 tokens, several times the sliding window, 
 has to come through the full-attention layers. Output contract: the answer occurs once.
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 import random

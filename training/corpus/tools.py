@@ -6,6 +6,7 @@ Output contract: calls name a declared tool and give every required parameter; r
 JSON text, as an OpenAI client sends them.
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 import json
@@ -218,7 +219,7 @@ def tools(rng: random.Random, thinking: bool) -> Sample:
         return Sample("tools", item.key, tuple(messages), thinking, tuple(declared))
     if form < 0.30:
         item = chat.chat(rng)
-        keys.append(item.key)
+        keys.insert(0, item.key)
         messages += [user(item.question), assistant(item.reply)]
     messages += _exchange(rng, use, 1, thinking)
     if form > 0.82 and len(uses) > 1:

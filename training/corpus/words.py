@@ -4,6 +4,7 @@ Boundary: data only. Facts are common knowledge written down by hand; a fact tha
 here is not in the demo target either.
 """
 
+# ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
 NAMES = (

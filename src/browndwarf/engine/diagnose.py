@@ -172,7 +172,8 @@ def diagnose(exit_: Exit, log: str, *, program: str = "llama-server") -> Environ
         hit = _first_hit(rule, lines)
         if hit is not None:
             return rule.error(
-                rule.what.replace("llama-server", program) + _which(rule, lines, hit),
+                rule.what.replace("llama-server", program)
+                + (_which(rule, lines, hit) if program == "llama-server" else ""),
                 why=_join(strip_prefix(lines[hit]), tail),
                 fix=rule.fix,
             )

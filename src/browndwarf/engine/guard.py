@@ -5,7 +5,8 @@ start within a few tens of milliseconds). It lives in a session of its own, so a
 caller's process group does not reach it.
 
 Control pipe, one line each: first a JSON object (``argv``, ``env``, ``cwd``, ``log``,
-``grace_s``, ``cleanup``), then ``term`` or ``kill``. End of file means that the caller is gone,
+``grace_s``, ``cleanup``; instead of ``log``, inherited descriptors ``stdout_fd`` and
+``stderr_fd``), then ``term`` or ``kill``. End of file means that the caller is gone,
 however it died: the child is asked to stop, then killed with its whole process group.
 
 Report pipe, one JSON object a line: ``{"pid": ...}`` or ``{"error": errno}``, and at the end
@@ -45,6 +46,18 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
+def _outputs(spec: dict[str, object]) -> tuple[int, int]:
+    """Descriptors for the child's stdout and stderr: one log file, or two inherited pipes."""
+    if spec.get("log"):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        log = os.open(str(spec["log"]), flags, 0o644)
+        return log, log
+    fds = int(str(spec["stdout_fd"])), int(str(spec["stderr_fd"]))
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    return fds
+
+
 def _start(spec: dict[str, object], guard_pid: int) -> int:
     """Fork and execute; returns the pid.
 
@@ -53,7 +66,7 @@ def _start(spec: dict[str, object], guard_pid: int) -> int:
     """
     argv = [str(part) for part in spec["argv"]]  # type: ignore[attr-defined]
     env = {str(k): str(v) for k, v in spec["env"].items()}  # type: ignore[attr-defined]
-    log = os.open(str(spec["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    out, err = _outputs(spec)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -64,8 +77,8 @@ def _start(spec: dict[str, object], guard_pid: int) -> int:
             if os.getppid() != guard_pid:  # the guard died before prctl took effect
                 os._exit(127)
             os.dup2(null, 0)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            os.dup2(out, 1)
+            os.dup2(err, 2)
             for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
             if spec.get("cwd"):
@@ -76,8 +89,8 @@ def _start(spec: dict[str, object], guard_pid: int) -> int:
         finally:
             os._exit(127)
     os.close(write_end)
-    os.close(log)
-    os.close(null)
+    for fd in {out, err, null}:  # ours: the reader of a pipe must see its end
+        os.close(fd)
     with contextlib.suppress(OSError):
         os.setpgid(pid, pid)  # whoever comes first, child or guard
     failure = os.read(read_end, 32)

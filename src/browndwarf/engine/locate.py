@@ -134,9 +134,7 @@ def find_candidates(
             continue
         seen.add(real)
         try:
-            found.append(
-                Candidate(str(server), source, build=_from_server(server, source, cache_dir))
-            )
+            found.append(Candidate(str(server), source, build=build_at(server, source, cache_dir)))
         except ProbeFailure as exc:
             found.append(Candidate(str(server), source, reason=str(exc)))
     return found
@@ -241,7 +239,12 @@ def build_from_probe(
     )
 
 
-def _from_server(server: Path, source: str, cache_dir: Path | None) -> Build:
+def build_at(server: Path, source: str, cache_dir: Path | None = None) -> Build:
+    """The build around one llama-server.
+
+    Raises:
+        ProbeFailure: it cannot be run or does not answer like one.
+    """
     server = server.absolute()
     if not os.access(server, os.X_OK):
         raise ProbeFailure("it may not be executed (chmod +x)")

@@ -18,9 +18,14 @@ if sys.platform == "win32":
     import ctypes
     import signal
     import subprocess
-    from collections.abc import Mapping, Sequence
+    import time
+    from collections.abc import Callable, Mapping, Sequence
     from ctypes import wintypes
     from pathlib import Path
+    from typing import IO, TYPE_CHECKING
+
+    if TYPE_CHECKING:
+        from browndwarf.engine.run import Finished
 
     from browndwarf.engine.spawn import Child, Exit, SpawnFailure
 
@@ -106,6 +111,70 @@ if sys.platform == "win32":
             raise SpawnFailure(f"no job object: {ctypes.WinError(ctypes.get_last_error())}")
         return int(job)
 
+    def _open(
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None,
+        stdout: IO[bytes] | int,
+        stderr: IO[bytes] | int,
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        """A process in a fresh job: (process, job handle)."""
+        job = _make_job()
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                env=dict(env),
+                cwd=cwd,
+                creationflags=subprocess.CREATE_NEW_PROCESS_GROUP,
+            )
+        except OSError as exc:
+            _kernel32().CloseHandle(wintypes.HANDLE(job))
+            raise SpawnFailure(str(exc)) from exc
+        handle = wintypes.HANDLE(int(process._handle))  # type: ignore[attr-defined]
+        if not _kernel32().AssignProcessToJobObject(wintypes.HANDLE(job), handle):
+            process.kill()
+            raise SpawnFailure("the process could not be put into a job object")
+        return process, job
+
+    def run(
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        timeout_s: float | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Finished:
+        """As ``run.run``; lines are handed over once the program has ended."""
+        from browndwarf.engine.run import Finished
+
+        started = time.monotonic()
+        process, job = _open(argv, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        timed_out = False
+        try:
+            try:
+                out, err = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+                _kernel32().TerminateJobObject(wintypes.HANDLE(job), 1)
+                out, err = process.communicate()
+        finally:
+            _kernel32().CloseHandle(wintypes.HANDLE(job))
+        texts = [data.decode("utf-8", "replace") for data in (out, err)]
+        for line in "\n".join(texts).splitlines():
+            if on_line is not None and line.strip():
+                on_line(line)
+        return Finished(
+            exit=Exit(code=process.returncode, asked=timed_out),
+            stdout=texts[0],
+            stderr=texts[1],
+            seconds=time.monotonic() - started,
+            timed_out=timed_out,
+        )
+
     async def start(
         argv: Sequence[str],
         *,
@@ -115,23 +184,6 @@ if sys.platform == "win32":
         grace_s: float = 5.0,
     ) -> Child:
         """As ``spawn.start``."""
-        job = _make_job()
-        try:
-            with log.open("ab") as file:
-                process = subprocess.Popen(
-                    list(argv),
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=dict(env),
-                    cwd=cwd,
-                    creationflags=subprocess.CREATE_NEW_PROCESS_GROUP,
-                )
-        except OSError as exc:
-            _kernel32().CloseHandle(wintypes.HANDLE(job))
-            raise SpawnFailure(str(exc)) from exc
-        handle = wintypes.HANDLE(int(process._handle))  # type: ignore[attr-defined]
-        if not _kernel32().AssignProcessToJobObject(wintypes.HANDLE(job), handle):
-            process.kill()
-            raise SpawnFailure("the process could not be put into a job object")
+        with log.open("ab") as file:
+            process, job = _open(argv, env=env, cwd=cwd, stdout=file, stderr=subprocess.STDOUT)
         return _JobChild(process, job, grace_s)

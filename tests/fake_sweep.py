@@ -67,11 +67,10 @@ class FakeServed:
         self.requests.append(text)
         n_max = 0 if self.drafts_nothing else self.configuration.n_max
         if not n_max:
-            timings = FakeTimings(10, 5.0, n_predict, self.ms_per_step * n_predict)
+            timings = FakeTimings(10, 5.0, n_predict, self.ms_per_step * (n_predict - 1))
         else:
-            steps = n_predict // 2
-            accepted = n_predict - steps if self.accept else 0
-            steps = n_predict - accepted
+            accepted = (n_predict - 1) // 2 if self.accept else 0
+            steps = n_predict - 1 - accepted
             timings = FakeTimings(
                 10, 5.0, n_predict, self.ms_per_step * steps, steps * n_max, accepted
             )
@@ -101,7 +100,7 @@ class FakeEngine:
     sha: str = "abc"
     started: list[Configuration] = field(default_factory=list)
 
-    def prepare(self, configuration: Configuration) -> None:
+    async def prepare(self, configuration: Configuration) -> None:
         pass
 
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
@@ -149,5 +148,5 @@ def plan(**axes: object) -> SweepPlan:
             Workload(name="prose", prompts=prompts),
             Workload(name="code", prompts=prompts),
         ),
-        settings=Settings(repeats=3, prompts=2, n_predict=20),
+        settings=Settings(repeats=3, prompts=2, n_predict=21),
     )

@@ -8,8 +8,8 @@ from 0 to 1.
 Example:
     >>> trace = RequestTrace(prompt_id="p0", repeat=0, prompt_n=10, prompt_ms=5.0,
     ...     predicted_n=9, predicted_ms=40.0, draft_n=8, draft_accepted=4)
-    >>> trace.steps, trace.accepted_length, trace.decode_tok_s
-    (5, 1.8, 200.0)
+    >>> trace.cycles, trace.ms_per_token, trace.decode_tok_s
+    (4, 5.0, 200.0)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records: immutable, keyword-only, unknown keys ignored on reading."""
 
 
-class DeviceRecord(Record):
+class DeviceRecord(Record, frozen=True, kw_only=True):
     """One device as the engine or the driver names it. Memory in MiB."""
 
     name: str
@@ -38,7 +38,7 @@ class DeviceRecord(Record):
     free_mib: float
 
 
-class MachineRecord(Record):
+class MachineRecord(Record, frozen=True, kw_only=True):
     """Where a measurement was made. Holds nothing that names a person or a network."""
 
     os: str
@@ -49,7 +49,7 @@ class MachineRecord(Record):
     devices: tuple[DeviceRecord, ...] = ()
 
 
-class EngineRecord(Record):
+class EngineRecord(Record, frozen=True, kw_only=True):
     """Which llama.cpp made a measurement, and what it could do."""
 
     path: str
@@ -59,7 +59,7 @@ class EngineRecord(Record):
     faults: tuple[str, ...] = ()
 
 
-class ModelRecord(Record):
+class ModelRecord(Record, frozen=True, kw_only=True):
     """A model file, named by content and not only by path."""
 
     path: str
@@ -70,7 +70,7 @@ class ModelRecord(Record):
     fingerprint: str
 
 
-class RequestTrace(Record):
+class RequestTrace(Record, frozen=True, kw_only=True):
     """One request's raw figures: the server's own timings and the client's clock.
 
     ``prompt_*`` and ``predicted_*`` are llama-server's ``timings`` as they came. ``ttft_s`` and
@@ -92,18 +92,16 @@ class RequestTrace(Record):
     text_sha: str = ""
 
     @property
-    def steps(self) -> int:
-        """Target decodes: every step yields one token of its own beside the accepted ones."""
-        return self.predicted_n - self.draft_accepted
+    def cycles(self) -> int:
+        """Verify cycles, or plain decode steps: each yields one token beside the accepted ones.
 
-    @property
-    def accepted_length(self) -> float:
-        """Mean tokens per step, 1.0 without speculation."""
-        return self.predicted_n / self.steps if self.steps else 0.0
+        The first token comes out of the prefill, before the server's clock starts.
+        """
+        return max(self.predicted_n - 1 - self.draft_accepted, 0)
 
     @property
     def ms_per_token(self) -> float:
-        """Decode time per token. The first token comes out of the prefill, so n - 1 are timed."""
+        """Decode time per token, over the ``predicted_n - 1`` tokens that were timed."""
         return self.predicted_ms / max(self.predicted_n - 1, 1)
 
     @property
@@ -111,13 +109,8 @@ class RequestTrace(Record):
         """Decode rate; the reciprocal of ``ms_per_token``."""
         return 1e3 / self.ms_per_token if self.predicted_ms > 0 else 0.0
 
-    @property
-    def cycle_ms(self) -> float:
-        """Time of one draft-and-verify step."""
-        return self.predicted_ms / max(self.steps, 1)
 
-
-class Rate(Record):
+class Rate(Record, frozen=True, kw_only=True):
     """A rate over repeats: ``runs`` has one figure a repeat, ``spread`` is max - min."""
 
     mean: float
@@ -125,7 +118,7 @@ class Rate(Record):
     runs: tuple[float, ...]
 
 
-class Acceptance(Record):
+class Acceptance(Record, frozen=True, kw_only=True):
     """Drafted and accepted tokens; ``per_position`` is unconditional, from the counters."""
 
     rate: float
@@ -135,7 +128,7 @@ class Acceptance(Record):
     drafts: int = 0
 
 
-class Prediction(Record):
+class Prediction(Record, frozen=True, kw_only=True):
     """What a model of the sweep expects of a cell that was not run."""
 
     decode_tok_s: float
@@ -143,7 +136,7 @@ class Prediction(Record):
     high: float
 
 
-class CellRecord(Record):
+class CellRecord(Record, frozen=True, kw_only=True):
     """One configuration under one workload: what was asked, what came out, all raw timings."""
 
     id: str

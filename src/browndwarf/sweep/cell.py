@@ -165,7 +165,8 @@ async def measure(
         busy |= check_busy()
     acceptance, counted = await _acceptance(served, before, traces)
     marks = _marks(job.configuration, traces, acceptance, counted, busy, settings)
-    steps = sum(t.steps for t in traces)
+    cycles = sum(t.cycles for t in traces)
+    timed = sum(max(t.predicted_n - 1, 0) for t in traces)
     decode = summarize(rates)
     prompt_ms = math.fsum(t.prompt_ms for t in traces)
     memory = served.memory()
@@ -177,8 +178,8 @@ async def measure(
         ttft_ms=math.fsum(t.ttft_s for t in traces) / len(traces) * 1e3,
         end_to_end_s=math.fsum(t.total_s for t in traces) / len(traces),
         acceptance=acceptance if job.configuration.speculative else None,
-        accepted_length=sum(t.predicted_n for t in traces) / max(steps, 1),
-        cycle_ms=math.fsum(t.predicted_ms for t in traces) / max(steps, 1),
+        accepted_length=timed / max(cycles, 1),
+        cycle_ms=math.fsum(t.predicted_ms for t in traces) / max(cycles, 1),
         memory_mib=memory.get("total"),
         memory=memory,
         marks=tuple(marks),

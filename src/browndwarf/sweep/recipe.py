@@ -22,7 +22,7 @@ from browndwarf.sweep.smoke import Smoke
 Format = Literal["sh", "powershell", "json"]
 
 
-class Recipe(Record):
+class Recipe(Record, frozen=True, kw_only=True):
     """The winning command with its evidence. ``commands`` holds one spelling per shell."""
 
     label: str
@@ -74,7 +74,9 @@ class Recipe(Record):
         drafts = ""
         if self.smoke.drafted:
             drafts = f", {self.smoke.accepted} of {self.smoke.drafted} draft tokens accepted"
-        same = "same answer before and after" if self.smoke.same_answer else "answers agree at first"
+        same = (
+            "same answer before and after" if self.smoke.same_answer else "answers agree at first"
+        )
         return (
             f"this very command served a short, a long ({self.smoke.long_prompt_tokens} tokens) "
             f"and a short prompt{drafts}, {same}; not checked: quality, losslessness"

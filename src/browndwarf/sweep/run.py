@@ -82,7 +82,7 @@ class Engine(Protocol):
     @property
     def sha(self) -> str: ...
 
-    def prepare(self, configuration: Configuration) -> None:
+    async def prepare(self, configuration: Configuration) -> None:
         """Make the files that the configuration needs. Raises ToolFailed or DiskFull."""
 
     def serve(
@@ -185,7 +185,7 @@ class _Walk:
         left = list(workloads)
         log_path = self._store.directory / "logs" / f"{_id(job, workloads[0])}.log"
         try:
-            self._engine.prepare(job.configuration)
+            await self._engine.prepare(job.configuration)
             async with self._engine.serve(job.configuration, log_path) as served:
                 disturbed = self._quiet.watch(served)
                 for index, workload in enumerate(workloads):

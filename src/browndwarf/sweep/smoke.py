@@ -50,7 +50,7 @@ class Chatter(Protocol):
     async def ask(self, text: str, *, max_tokens: int) -> Reply: ...
 
 
-class Smoke(Record):
+class Smoke(Record, frozen=True, kw_only=True):
     """What the three questions showed. ``problems`` is empty when all is well."""
 
     drafted: int

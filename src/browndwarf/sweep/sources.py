@@ -26,6 +26,9 @@ KNOWN_TYPES = frozenset(
     "IQ2_XS IQ2_XXS IQ1_M IQ1_S TQ1_0 TQ2_0 MXFP4_MOE".split()
 )
 
+#: Short names that llama-quantize takes for the medium mix.
+_SAME_AS = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
 #: "Whatever the file is": the file is used as it stands.
 AS_IS = "as-is"
 
@@ -41,7 +44,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 class Maker(Protocol):
     """Makes one type from a source; the engine floor behind it."""
 
-    def __call__(self, source: Path, dest: Path, type_name: str) -> None: ...
+    def __call__(self, source: Path, dest: Path, type_name: str, /) -> None: ...
 
 
 def parse_type(text: str) -> str:
@@ -66,7 +69,7 @@ def variant_path(
     source: Source, type_name: str, engine_sha: str, cache: Path | None = None
 ) -> Path:
     """Where a type made from ``source`` by this engine is kept."""
-    if type_name in (AS_IS, source.type):
+    if type_name == AS_IS or _SAME_AS.get(type_name, type_name) == source.type:
         return Path(source.path)
     folder = cache or Path(platformdirs.user_cache_dir("browndwarf")) / "variants"
     digest = source.fingerprint.removeprefix("sha256:")[:16]

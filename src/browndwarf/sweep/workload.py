@@ -47,16 +47,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return "sha256:" + hashlib.sha256(msgspec.json.encode(self.prompts)).hexdigest()[:16]
 
     def head(self, count: int) -> Workload:
-        """The first ``count`` prompts.
-
-        Raises:
-            UsageError: there are fewer.
-        """
-        if count > len(self.prompts):
-            raise UsageError(
-                f"workload {self.name!r} has {len(self.prompts)} prompts, {count} are asked for",
-                fix=f"use --prompts {len(self.prompts)} or fewer, or add prompts to the file",
-            )
+        """The first ``count`` prompts, or all where there are fewer."""
         return msgspec.structs.replace(self, prompts=self.prompts[:count])
 
 

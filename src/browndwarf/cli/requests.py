@@ -1,0 +1,234 @@
+"""From words on the command line to a sweep plan: lists, axes, workloads, the demo's choice."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from browndwarf.engine.options import axis_to_option
+from browndwarf.engine.settings import parse_switch
+from browndwarf.errors import UsageError
+from browndwarf.models.resolve import resolve_model
+from browndwarf.sweep import launch, workload
+from browndwarf.sweep.cell import Settings
+from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.space import Axes
+from browndwarf.units import parse_count
+
+T = TypeVar("T")
+
+DEMO_WORKLOADS = ("prose", "code")
+DEMO_HEADS = ("Q8_0", "Q6_K", "Q4_K", "Q2_K")
+
+
+def split(text: str) -> list[str]:
+    """The parts of a comma list, blanks dropped.
+
+    Raises:
+        UsageError: nothing is left.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise UsageError(f"{text!r} is an empty list", fix="write values separated by commas")
+    return parts
+
+
+def values(text: str, convert: Callable[[str], T]) -> tuple[T, ...]:
+    """A comma list, each part converted; duplicates are dropped."""
+    return tuple(dict.fromkeys(convert(part) for part in split(text)))
+
+
+def axes(
+    *,
+    target_types: str,
+    head_types: str | None,
+    n_max: str,
+    p_min: str | None,
+    layers: str,
+    kv: str,
+    draft_kv: str | None,
+    ctx: str,
+    parallel: str,
+    ubatch: str | None,
+    backend_sampling: str,
+    threads: str | None,
+    extra: Sequence[str],
+) -> Axes:
+    """All axes of a sweep from the command line's text."""
+    own: dict[str, tuple[object, ...]] = {
+        "target_type": values(target_types, str),
+        "head_type": values(head_types, str) if head_types else (),
+        "n_max": values(n_max, _n_max),
+        "p_min": values(p_min, _probability) if p_min else (None,),
+        "layers": values(layers, _layers),
+        "kv": values(kv, _kv),
+        "draft_kv": values(draft_kv, str) if draft_kv else (None,),
+        "ctx": values(ctx, parse_count),
+        "parallel": values(parallel, _positive),
+        "ubatch": values(ubatch, parse_count) if ubatch else (None,),
+        "backend_sampling": values(backend_sampling, _switch),
+        "threads": values(threads, _positive) if threads else (None,),
+    }
+    others: list[tuple[str, tuple[str, ...]]] = []
+    for text in extra:
+        name, equals, listed = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(
+                f"--axis {text} is not NAME=v1,v2",
+                fix="write for instance --axis poll=0,50",
+            )
+        field = launch.own_axis(name)
+        if field is not None:
+            raise UsageError(
+                f"--axis {name} has an option of its own",
+                fix=f"use --{field.replace('_', '-').replace('type', 'types')} {listed}",
+            )
+        for value in split(listed):
+            axis_to_option(name, value)
+        others.append((name.strip().lstrip("-"), tuple(dict.fromkeys(split(listed)))))
+    return Axes(**own, extra=tuple(others))  # type: ignore[arg-type]
+
+
+def plan(
+    model: str,
+    draft: str | None,
+    the_axes: Axes,
+    *,
+    workloads: str,
+    prompts: int,
+    repeats: int,
+    tokens: int,
+    seed: int,
+    temperature: float,
+    natural_end: bool,
+    rates: str | None,
+    allow_busy: bool,
+    llama_dir: str | None,
+    docker: str | None,
+) -> SweepPlan:
+    """The plan of a sweep. MODEL ``demo`` brings its own head and held-out prompts."""
+    if model == "demo":
+        draft = draft or "demo"
+        loaded = tuple(_demo_workload(name) for name in split(workloads))
+    else:
+        loaded = tuple(workload.load(name) for name in split(workloads))
+    if len({w.name for w in loaded}) != len(loaded):
+        raise UsageError("two workloads have the same name", fix="rename one of the files")
+    synth_rates = _rates(rates, max(the_axes.n_max)) if rates else None
+    return SweepPlan(
+        model=str(resolve_model(model, "target")),
+        draft=str(resolve_model(draft, "head")) if draft else None,
+        axes=the_axes,
+        workloads=tuple(w.head(prompts) for w in loaded),
+        settings=Settings(
+            repeats=repeats,
+            prompts=prompts,
+            n_predict=tokens,
+            seed=seed,
+            temperature=temperature,
+            ignore_eos=not natural_end,
+            synthetic=synth_rates is not None,
+        ),
+        synth_rates=synth_rates,
+        allow_busy=allow_busy,
+        llama_dir=llama_dir,
+        docker=docker,
+    )
+
+
+def demo_plan(*, allow_busy: bool, llama_dir: str | None, docker: str | None) -> SweepPlan:
+    """What ``browndwarf demo`` measures: two target types, four heads, n_max 1 to 4."""
+    return plan(
+        "demo",
+        None,
+        Axes(
+            target_type=("Q4_0", "Q8_0"),
+            head_type=DEMO_HEADS,
+            n_max=(1, 2, 3, 4),
+            ctx=(2048,),
+        ),
+        workloads=",".join(DEMO_WORKLOADS),
+        prompts=4,
+        repeats=3,
+        tokens=96,
+        seed=1,
+        temperature=0.0,
+        natural_end=True,
+        rates=None,
+        allow_busy=allow_busy,
+        llama_dir=llama_dir,
+        docker=docker,
+    )
+
+
+def _demo_workload(name: str) -> workload.Workload:
+    """The pair's own held-out prompts where it has such a workload; else as for any model."""
+    from browndwarf.models import demo
+
+    rows = demo.prompts(name)
+    return workload.from_rows(name, rows) if rows else workload.load(name)
+
+
+def _n_max(text: str) -> int:
+    if not text.isdigit() or int(text) > 64:
+        raise UsageError(f"n_max {text} is not a number from 0 to 64", fix="write e.g. 1,2,3")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise UsageError(f"{text} is not a positive number", fix="write e.g. 1,2,4")
+    return int(text)
+
+
+def _layers(text: str) -> int | None:
+    if text.lower() in ("all", "-1"):
+        return None
+    if not text.isdigit():
+        raise UsageError(f"layers {text} is neither `all` nor a number", fix="write e.g. all,40")
+    return int(text)
+
+
+def _probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UsageError(f"{text} is no probability", fix="write numbers from 0 to 1")
+    return value
+
+
+_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+
+
+def _kv(text: str) -> str:
+    parts = text.lower().split(":")
+    if len(parts) > 2 or any(part not in _KV_TYPES for part in parts):
+        raise UsageError(
+            f"{text} is no KV cache type",
+            why=f"known are {', '.join(_KV_TYPES)}",
+            fix="write e.g. f16,q8_0, or q8_0:q4_0 for K and V",
+        )
+    return ":".join(parts)
+
+
+def _switch(text: str) -> bool:
+    return parse_switch("--backend-sampling", text)
+
+
+def _rates(text: str, n_max: int) -> tuple[float, ...]:
+    made = tuple(_probability(part) for part in split(text))
+    if len(made) < n_max:
+        raise UsageError(
+            f"{len(made)} acceptance rates are given, and n_max goes to {n_max}",
+            fix="give one rate for each position",
+        )
+    if any(b > a for a, b in itertools.pairwise(made)):
+        raise UsageError(
+            "acceptance rates rise with the position",
+            why="they are unconditional: a position counts only after all before it",
+            fix="write them in falling order, e.g. .80,.54,.43",
+        )
+    return made

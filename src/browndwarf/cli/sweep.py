@@ -1,0 +1,220 @@
+"""``browndwarf sweep``, ``recipe`` and ``demo``: measure, name the winner, print its command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from browndwarf.cli.options import DockerOption, JsonOption, LlamaDirOption
+
+PATIENCE_S = 60.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the three commands."""
+    app.command("sweep")(sweep)
+    app.command("recipe")(recipe)
+    app.command("demo")(demo)
+
+
+def sweep(
+    model: Annotated[
+        str | None, typer.Argument(help="The target GGUF, `demo`, or hf:owner/name[:file].")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option("--draft", "-d", help="The MTP head's GGUF, where it is separate.")
+    ] = None,
+    target_types: Annotated[
+        str, typer.Option(help="Target types; missing ones are quantized first. as-is: the file.")
+    ] = "as-is",
+    head_types: Annotated[
+        str | None, typer.Option(help="Head types, e.g. Q8_0,Q6_K,Q4_K; `none`, `embedded`.")
+    ] = None,
+    n_max: Annotated[str, typer.Option(help="Draft tokens per step; 0 is no MTP.")] = "1,2,3,4",
+    p_min: Annotated[str | None, typer.Option(help="Least draft probability, e.g. 0,0.5.")] = None,
+    layers: Annotated[str, typer.Option(help="Layers on the device: all, or numbers.")] = "all",
+    kv: Annotated[str, typer.Option(help="KV cache types; K:V where they differ.")] = "f16",
+    draft_kv: Annotated[str | None, typer.Option(help="KV types of the head's own cache.")] = None,
+    ctx: Annotated[str, typer.Option(help="Context sizes, e.g. 4096,16k.")] = "4096",
+    parallel: Annotated[str, typer.Option(help="Slots; all are kept busy.")] = "1",
+    ubatch: Annotated[str | None, typer.Option(help="Physical batch sizes.")] = None,
+    backend_sampling: Annotated[str, typer.Option(help="off, on, or off,on.")] = "off",
+    threads: Annotated[str | None, typer.Option(help="CPU thread counts.")] = None,
+    axis: Annotated[
+        list[str] | None,
+        typer.Option(help="Any other llama-server option as an axis: NAME=v1,v2. Repeatable."),
+    ] = None,
+    workload: Annotated[
+        str,
+        typer.Option(help="prose, code, json, chat, or your own .jsonl or .txt files."),
+    ] = "prose,code,json,chat",
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload, at most.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats; under 3 proves little.")] = 3,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 128,
+    seed: Annotated[int, typer.Option(help="Seed of every request.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    natural_end: Annotated[
+        bool, typer.Option(help="Let answers end by themselves instead of ignoring their end.")
+    ] = False,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            help="Synthetic acceptance per position, e.g. .80,.54,.43: invalid text, "
+            "right speed. Everything is labelled synthetic."
+        ),
+    ] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Run directory. Default: runs/NAME-DATE.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with this run directory; takes no other settings.")
+    ] = None,
+    allow_busy: Annotated[
+        bool, typer.Option(help="Measure although others use the machine; cells are marked.")
+    ] = False,
+    patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
+    llama_dir: LlamaDirOption = None,
+    docker: DockerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure MTP configurations with the real llama-server; find the fastest."""
+    from browndwarf.cli import requests, sweeping
+    from browndwarf.cli.render import Output
+    from browndwarf.errors import UsageError
+    from browndwarf.units import parse_duration
+
+    out = Output(json=json)
+    patience_s = parse_duration(patience)
+    if resume is not None:
+        if model is not None or out_dir is not None:
+            raise UsageError(
+                "--resume takes neither MODEL nor --out",
+                why="the run directory knows its own model and settings",
+                fix=f"browndwarf sweep --resume {resume}",
+            )
+        done = sweeping.resume(resume, out, patience_s=patience_s, allow_busy=allow_busy)
+    else:
+        if model is None:
+            raise UsageError(
+                "no model is named", fix="browndwarf sweep MODEL --draft HEAD, or browndwarf demo"
+            )
+        axes = requests.axes(
+            target_types=target_types,
+            head_types=head_types,
+            n_max=n_max,
+            p_min=p_min,
+            layers=layers,
+            kv=kv,
+            draft_kv=draft_kv,
+            ctx=ctx,
+            parallel=parallel,
+            ubatch=ubatch,
+            backend_sampling=backend_sampling,
+            threads=threads,
+            extra=axis or [],
+        )
+        plan = requests.plan(
+            model,
+            draft,
+            axes,
+            workloads=workload,
+            prompts=prompts,
+            repeats=repeats,
+            tokens=tokens,
+            seed=seed,
+            temperature=temperature,
+            natural_end=natural_end,
+            rates=rates,
+            allow_busy=allow_busy,
+            llama_dir=llama_dir,
+            docker=docker,
+        )
+        directory = out_dir or sweeping.new_directory(Path(plan.model).stem)
+        done = sweeping.start(plan, directory, out, patience_s=patience_s)
+    _show(done.directory, out)
+
+
+def recipe(
+    run: Annotated[str, typer.Argument(help="A run directory, its name in runs/, or `last`.")],
+    format: Annotated[str, typer.Option(help="sh, powershell or json.")] = "sh",
+    smoke: Annotated[
+        bool, typer.Option(help="Try the command before printing it (--no-smoke skips).")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Print the winning llama-server command, after trying it out."""
+    import msgspec
+
+    from browndwarf.cli import sweeping
+    from browndwarf.cli.render import Output
+    from browndwarf.errors import UsageError
+
+    if format not in ("sh", "powershell", "json"):
+        raise UsageError(f"no recipe format {format!r}", fix="use sh, powershell or json")
+    out = Output(json=json or format == "json")
+    view = sweeping.view_run(run)
+    made = sweeping.make_recipe(view, out, smoke=smoke)
+    if made.smoke is not None:
+        made.smoke.require()
+    for path in sweeping.save_recipe(made, view.directory):
+        out.note(f"saved {path}")
+    out.text(made.text("powershell" if format == "powershell" else "sh"))
+    out.document("recipe", 1, msgspec.to_builtins(made) | {"header": made.header})
+
+
+def demo(
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="Run directory. Default: runs/demo-DATE.")
+    ] = None,
+    allow_busy: Annotated[
+        bool, typer.Option(help="Measure although others use the machine; cells are marked.")
+    ] = False,
+    patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
+    llama_dir: LlamaDirOption = None,
+    docker: DockerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """The whole story on the embedded pair of small models: sweep, winner, recipe. Minutes."""
+    from browndwarf.cli import requests, sweeping
+    from browndwarf.cli.render import Output
+    from browndwarf.units import parse_duration
+
+    out = Output(json=json)
+    out.note("A 17-million-parameter target with its MTP head, shipped with browndwarf:")
+    out.note("four head types and up to four draft tokens against no MTP, on this machine.")
+    plan = requests.demo_plan(allow_busy=allow_busy, llama_dir=llama_dir, docker=docker)
+    directory = out_dir or sweeping.new_directory("demo")
+    done = sweeping.start(plan, directory, out, patience_s=parse_duration(patience))
+    _show(done.directory, out)
+    view = sweeping.read_run(done.directory)
+    made = sweeping.make_recipe(view, out, smoke=True)
+    if made.smoke is not None:
+        made.smoke.require()
+    sweeping.save_recipe(made, done.directory)
+    out.text("\nThe recipe (paste it into a shell):\n\n" + made.text("sh"))
+    out.text(
+        f"Files: {directory / 'cells.csv'}, {directory / 'run.sqlite'}, "
+        f"{directory / 'recipe.sh'}, {directory / 'logs'}"
+    )
+
+
+def _show(directory: Path, out: object) -> None:
+    """Table, story and JSON document of a run."""
+    from browndwarf.cli import sweeping, tables
+    from browndwarf.cli.render import Output
+    from browndwarf.sweep.analysis import analyse
+
+    assert isinstance(out, Output)
+    view = sweeping.read_run(directory)
+    verdict = analyse(view.cells)
+    workloads = [w["name"] for w in view.plan["workloads"]]
+    if view.plan.get("synth_rates"):
+        out.text("SYNTHETIC acceptance: speeds are right for it, texts are not valid.")
+    out.table(tables.standings_table(verdict, workloads))
+    for line in tables.failures(view.cells) + tables.story(verdict):
+        out.text(line)
+    out.text(sweeping.closing_note(view))
+    out.note(f"next: browndwarf recipe {directory}")
+    out.document("sweep", 1, sweeping.payload(view, verdict))

@@ -1,0 +1,276 @@
+"""Compose a sweep from the floors below: what ``sweep``, ``demo`` and ``recipe`` share."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from browndwarf.cli.live import LiveSweep
+from browndwarf.cli.render import Output
+from browndwarf.engine.locate import Build, choose_build, find_builds
+from browndwarf.engine.options import command_text, server_argv
+from browndwarf.errors import Interrupted, UsageError
+from browndwarf.hardware.devices import machine_record
+from browndwarf.records import CellRecord
+from browndwarf.sweep.analysis import Standing, Verdict, analyse
+from browndwarf.sweep.executor import LocalEngine
+from browndwarf.sweep.launch import recipe_options
+from browndwarf.sweep.quiet import MachineQuiet, NoWatch
+from browndwarf.sweep.recipe import Recipe, choose, compose
+from browndwarf.sweep.run import SweepPlan, run_sweep
+from browndwarf.sweep.setup import Prepared, engine_record, prepare, saved_plan
+from browndwarf.sweep.smoke import Smoke, two_turns
+from browndwarf.sweep.store import RunStore, RunView, read_run
+from browndwarf.units import format_duration
+
+T = TypeVar("T")
+
+#: Tokens of the smoke test's long prompt, less where the context is small.
+SMOKE_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished sweep with its verdict."""
+
+    directory: Path
+    cells: tuple[CellRecord, ...]
+    verdict: Verdict
+
+
+def find_engine(plan: SweepPlan) -> Build:
+    """The build that the plan asks for, or the best one here, able to draft.
+
+    Raises:
+        EngineNotFound, EngineUnsupported: there is none.
+    """
+    builds = find_builds(Path(plan.llama_dir) if plan.llama_dir else None, plan.docker)
+    need = (
+        {"draft-mtp"}
+        if any(g.candidates for g in plan.axes.groups()) or any(plan.axes.n_max)
+        else set()
+    )
+    if plan.synth_rates:
+        need.add("spec-synth-rates")
+    return choose_build(builds, frozenset(need))
+
+
+def new_directory(name: str) -> Path:
+    """A fresh folder below ``runs/``, named by what is measured and when."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{name}-{stamp}"
+
+
+def start(plan: SweepPlan, directory: Path, out: Output, *, patience_s: float) -> Done:
+    """Begin a run in a new directory and measure it to the end."""
+    build = find_engine(plan)
+    prepared = prepare(plan, build)
+    saved = msgspec.to_builtins(prepared.plan)
+    with RunStore.create(directory, plan=saved, identity=prepared.identity) as store:
+        store.set_meta("machine", msgspec.to_builtins(machine_record()))
+        store.set_meta("engine", msgspec.to_builtins(engine_record(build)))
+        store.set_meta("models", msgspec.to_builtins(prepared.models))
+        return _measure(prepared, build, store, out, patience_s)
+
+
+def resume(directory: Path, out: Output, *, patience_s: float, allow_busy: bool) -> Done:
+    """Go on with a run where it stopped."""
+    with RunStore.open(directory) as store:
+        plan = saved_plan(store.meta("plan"), directory)
+        if allow_busy:
+            plan = msgspec.structs.replace(plan, allow_busy=True)
+        build = find_engine(plan)
+        prepared = prepare(plan, build)
+        store.check_identity(prepared.identity)
+        return _measure(prepared, build, store, out, patience_s)
+
+
+def _measure(
+    prepared: Prepared, build: Build, store: RunStore, out: Output, patience_s: float
+) -> Done:
+    plan = prepared.plan
+    for fault in build.faults:
+        out.note(f"note: {fault.what}. {fault.fix}")
+    for note in prepared.notes:
+        out.note(f"note: {note}")
+    out.note(f"engine: {build.label}")
+    out.note(f"run: {store.directory}")
+    with LiveSweep(out.console) as live:
+        engine = LocalEngine(
+            build,
+            plan,
+            prepared.target,
+            prepared.head,
+            on_make=lambda name: live.note(f"making {name}"),
+        )
+
+        def on_wait(share: float) -> None:
+            live.waiting(f"waiting for quiet: others use {share:.0%} of the processors")
+
+        quiet = (
+            NoWatch() if plan.allow_busy else MachineQuiet(patience_s=patience_s, on_wait=on_wait)
+        )
+        try:
+            cells = run_async(run_sweep(plan, store, engine, quiet, live))
+        except (KeyboardInterrupt, asyncio.CancelledError) as exc:
+            raise Interrupted(
+                "interrupted",
+                why=f"{len(store.cells())} finished cells are kept; no server is left running",
+                fix=f"browndwarf sweep --resume {store.directory}",
+            ) from exc
+    return Done(store.directory, cells, analyse(cells))
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine; SIGTERM ends it like Ctrl-C, so that servers are stopped in order."""
+
+    async def main() -> T:
+        task = asyncio.ensure_future(work)
+        if sys.platform != "win32":
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    return asyncio.run(main())
+
+
+def make_recipe(view: RunView, out: Output, *, smoke: bool) -> Recipe:
+    """The winner's command, tried out first unless ``smoke`` is False.
+
+    Raises:
+        CheckFailed: there is no winner.
+    """
+    plan = saved_plan(view.plan, view.directory)
+    build = find_engine(plan)
+    prepared = prepare(plan, build)
+    verdict = analyse(view.cells)
+    standing = choose(verdict, run=str(view.directory))
+    engine = LocalEngine(build, plan, prepared.target, prepared.head)
+    run_async(engine.prepare(standing.configuration))
+    options = recipe_options(engine.options(standing.configuration))
+    tried = None
+    if smoke:
+        out.note("trying the command: a short prompt, a long one, the short one again")
+        tried = run_async(_try(engine, standing, view.directory))
+    machine = view.meta.get("machine", {})
+    devices = ", ".join(d["name"] for d in machine.get("devices", ())) or machine.get("cpu", "?")
+    commands = {
+        "sh": command_text(build, options, host="127.0.0.1", port=8080, shell="posix"),
+        "powershell": command_text(build, options, host="127.0.0.1", port=8080, shell="powershell"),
+    }
+    return compose(
+        standing,
+        verdict,
+        commands=commands,
+        argv=server_argv(build, options, port=8080),
+        engine=f"{build.version} ({build.sha})",
+        machine=f"{devices}, {machine.get('os', '?')}",
+        run=str(view.directory),
+        synthetic=plan.synth_rates is not None,
+        smoke=tried,
+    )
+
+
+async def _try(engine: LocalEngine, standing: Standing, directory: Path) -> Smoke:
+    options = recipe_options(engine.options(standing.configuration))
+    per_slot = options.ctx // max(options.parallel, 1)
+    long_tokens = min(SMOKE_TOKENS, per_slot // 2)
+    async with engine.serve_options(options, directory / "logs" / "smoke.log") as served:
+        return await two_turns(
+            served, speculative=standing.configuration.speculative, long_tokens=long_tokens
+        )
+
+
+def save_recipe(recipe: Recipe, directory: Path) -> list[Path]:
+    """Write the recipe into its run directory in every form."""
+    from browndwarf.files import atomic_write
+
+    files = {
+        "recipe.sh": "#!/bin/sh\n" + recipe.text("sh"),
+        "recipe.ps1": recipe.text("powershell"),
+        "recipe.json": msgspec.json.format(msgspec.json.encode(recipe)).decode(),
+    }
+    paths = []
+    for name, text in files.items():
+        atomic_write(directory / name, text.encode())
+        paths.append(directory / name)
+    (directory / "recipe.sh").chmod(0o755)
+    return paths
+
+
+def view_run(text: str) -> RunView:
+    """A run by its path, or by its name below ``runs/``; ``last`` is the newest."""
+    path = Path(text)
+    if text == "last":
+        runs = sorted(Path("runs").glob("*/run.sqlite"), key=lambda p: p.stat().st_mtime)
+        if not runs:
+            raise UsageError("there is no run yet", fix="make one with `browndwarf sweep`")
+        path = runs[-1].parent
+    elif not path.exists() and (Path("runs") / text).exists():
+        path = Path("runs") / text
+    return read_run(path)
+
+
+def payload(view: RunView, verdict: Verdict) -> dict[str, Any]:
+    """The ``sweep`` JSON document of a run."""
+    winner, baseline = verdict.winner, verdict.baseline
+    return {
+        "run": str(view.directory),
+        "machine": view.meta.get("machine"),
+        "engine": view.meta.get("engine"),
+        "models": view.meta.get("models"),
+        "synthetic": bool(view.plan.get("synth_rates")),
+        "baseline": _standing_cell(baseline),
+        "winner": _standing_cell(winner),
+        "speedup": _interval(winner),
+        "verdict": winner.word if winner else None,
+        "drift": [
+            {"group": d.group, "workload": name, "change": x.change, "beyond_noise": x.beyond_noise}
+            for d in verdict.drifts
+            for name, x in d.by_workload.items()
+        ],
+        "cells": [msgspec.to_builtins(cell) for cell in view.cells],
+        "overhead_share": view.meta.get("overhead_share"),
+        "wall_s": view.meta.get("wall_s"),
+    }
+
+
+def _standing_cell(standing: Standing | None) -> dict[str, Any] | None:
+    """The first workload's cell, with the ids of all workloads' cells and the mix's figures."""
+    if standing is None:
+        return None
+    cell: dict[str, Any] = msgspec.to_builtins(standing.cells[0])
+    cell.pop("traces")
+    return cell | {
+        "label": standing.label,
+        "cells": [c.id for c in standing.cells],
+        "mix_decode_tok_s": standing.speed,
+        "by_workload": {
+            name: {"mean": i.mean, "low": i.low, "high": i.high}
+            for name, i in standing.by_workload.items()
+        },
+    }
+
+
+def _interval(standing: Standing | None) -> dict[str, float] | None:
+    if standing is None:
+        return None
+    interval = standing.speedup
+    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
+
+
+def closing_note(view: RunView) -> str:
+    """How long the run took and what share of it made no tokens."""
+    wall = float(view.meta.get("wall_s") or 0.0)
+    share = float(view.meta.get("overhead_share") or 0.0)
+    return (
+        f"{len(view.cells)} cells in {format_duration(wall)}; {share:.0%} of the time went "
+        "into anything but prefill and decode"
+    )

@@ -1,0 +1,139 @@
+"""A finished sweep as tables and sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from browndwarf.records import CellRecord
+from browndwarf.sweep.analysis import Standing, Verdict
+
+
+def standings_table(verdict: Verdict, workloads: Sequence[str]) -> Table:
+    """One row a configuration, fastest first inside its group, the baseline on top."""
+    table = Table(box=None, pad_edge=False, title_justify="left")
+    table.add_column("configuration", no_wrap=True)
+    for workload in workloads:
+        table.add_column(f"{workload}\ntok/s", justify="right")
+    table.add_column("accepted\nper position", no_wrap=True)
+    table.add_column("tokens\nper step", justify="right")
+    table.add_column("vs no MTP\n(95% interval)", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    groups = dict.fromkeys(s.group for s in verdict.standings)
+    for group in groups:
+        members = [s for s in verdict.standings if s.group == group]
+        members.sort(key=lambda s: (s.configuration.speculative, -s.speed))
+        for standing in members:
+            style = "bold green" if standing is verdict.winner else ""
+            table.add_row(*_row(standing, workloads), style=style)
+        table.add_section()
+        if group != list(groups)[-1]:
+            table.add_row()
+    return table
+
+
+def _row(standing: Standing, workloads: Sequence[str]) -> list[str]:
+    cells = {cell.workload: cell for cell in standing.cells}
+    speeds = [_speed(cells.get(name)) for name in workloads]
+    interval = standing.speedup
+    if not standing.configuration.speculative:
+        return [standing.label, *speeds, "", "1.00", "1.00", "baseline"]
+    word = standing.word if standing.eligible else "not counted"
+    marks = sorted({mark for cell in standing.cells for mark in cell.marks})
+    return [
+        standing.label,
+        *speeds,
+        " ".join(f"{p:.2f}" for p in _positions(standing.cells)),
+        f"{_mean_length(standing.cells):.2f}",
+        f"{interval.mean:.2f} ({interval.low:.2f}-{interval.high:.2f})",
+        " ".join([word, *(f"[{mark}]" for mark in marks)]),
+    ]
+
+
+def _speed(cell: CellRecord | None) -> str:
+    if cell is None or cell.decode_tok_s is None:
+        return "-"
+    rate = cell.decode_tok_s
+    digits = 0 if rate.mean >= 100 else 1
+    return f"{rate.mean:.{digits}f} ±{rate.spread / 2:.{digits}f}"
+
+
+def _positions(cells: Sequence[CellRecord]) -> list[float]:
+    """Acceptance per position over all workloads, weighted by drafts."""
+    known = [c.acceptance for c in cells if c.acceptance is not None and c.acceptance.drafts]
+    total = sum(a.drafts for a in known)
+    depth = max((len(a.per_position) for a in known), default=0)
+    return [
+        sum(a.per_position[i] * a.drafts for a in known if i < len(a.per_position)) / total
+        for i in range(depth)
+    ]
+
+
+def _mean_length(cells: Sequence[CellRecord]) -> float:
+    lengths = [c.accepted_length for c in cells if c.accepted_length is not None]
+    return sum(lengths) / len(lengths) if lengths else 0.0
+
+
+def failures(cells: Sequence[CellRecord]) -> list[str]:
+    """One line for each reason why cells have no figure."""
+    reasons: dict[str, list[str]] = {}
+    for cell in cells:
+        if cell.decode_tok_s is None:
+            error = cell.error or {}
+            reason = f"{cell.status}: {error.get('what', 'no reason saved')}"
+            reasons.setdefault(reason, []).append(cell.id)
+    return [f"{len(ids)} cells {reason} (first: {ids[0]})" for reason, ids in reasons.items()]
+
+
+def story(verdict: Verdict) -> list[str]:
+    """What the run says, in sentences."""
+    winner = verdict.winner
+    if winner is None:
+        return ["No configuration can be recommended: see the marks and errors of the cells."]
+    lines = [_winner_line(verdict, winner)]
+    lines += _per_group_lines(verdict, winner)
+    worst = min(
+        (s for s in verdict.standings if s.configuration.speculative and s.eligible),
+        key=lambda s: s.speedup.mean,
+        default=None,
+    )
+    if worst is not None and worst.speedup.mean < 1:
+        lines.append(
+            f"MTP does not pay everywhere: {worst.label} runs at {worst.speedup.mean:.2f}x."
+        )
+    for drift in verdict.drifts:
+        if drift.beyond_noise:
+            change = max((d.change for d in drift.by_workload.values()), key=abs)
+            lines.append(
+                f"Careful: the baseline of {drift.group} moved by {change:+.0%} between the start "
+                "and the end of its cells; its ratios are as uncertain as that."
+            )
+    return lines
+
+
+def _winner_line(verdict: Verdict, winner: Standing) -> str:
+    if not winner.configuration.speculative:
+        best = verdict.best(speculative=True)
+        rival = f"; the best MTP setting, {best.label}, has {best.speed:.1f}" if best else ""
+        return f"Fastest: {winner.label}, {winner.speed:.1f} tok/s. MTP does not pay here{rival}."
+    interval = winner.speedup
+    gain = (
+        f"{interval.mean:.2f}x its baseline ({interval.low:.2f} to {interval.high:.2f})"
+        if winner.word == "faster"
+        else f"{interval.mean:.2f}x its baseline, which is within noise "
+        f"({interval.low:.2f} to {interval.high:.2f})"
+    )
+    return f"Fastest: {winner.label}, {winner.speed:.1f} tok/s, {gain}."
+
+
+def _per_group_lines(verdict: Verdict, winner: Standing) -> list[str]:
+    lines = []
+    for group in dict.fromkeys(s.group for s in verdict.standings):
+        best = verdict.best(speculative=True, group=group)
+        if best is not None and best is not winner:
+            lines.append(
+                f"Best MTP for {group}: {best.label}, {best.speed:.1f} tok/s, "
+                f"{best.speedup.mean:.2f}x."
+            )
+    return lines

@@ -1,0 +1,244 @@
+"""Run cells on this machine: make the files, start llama-server, speak to it.
+
+The boundary: this binds the sweep's protocols (``Engine``, ``Served``, ``Chatter``) to the
+engine floor; it decides nothing about what is measured.
+
+Example:
+    >>> engine = LocalEngine(build, plan, target, head)            # doctest: +SKIP
+    >>> async with engine.serve(configuration, Path("s.log")) as served: ...  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from browndwarf.engine.client import LlamaClient
+from browndwarf.engine.locate import Build
+from browndwarf.engine.options import ServerOptions
+from browndwarf.engine.process import LlamaServer
+from browndwarf.engine.quantizer import quantize
+from browndwarf.engine.wire import SpecCounters
+from browndwarf.errors import EngineUnsupported, RequestFailed
+from browndwarf.sweep.cell import Answer, Served, Settings
+from browndwarf.sweep.launch import server_options
+from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.smoke import Reply
+from browndwarf.sweep.sources import Source, ensure_variant, variant_path
+from browndwarf.sweep.space import EMBEDDED, Configuration
+from browndwarf.sweep.workload import Prompt
+from browndwarf.units import MIB
+
+T = TypeVar("T")
+
+#: Types that lose nothing when they are the source of a quantization.
+_HIGH_PRECISION = frozenset({"F32", "F16", "BF16"})
+
+
+class RunningServer:
+    """A live llama-server as cells and the smoke test see it."""
+
+    def __init__(self, server: LlamaServer, client: LlamaClient) -> None:
+        self._server = server
+        self._client = client
+        self._peak_rss = 0.0
+
+    @property
+    def load_s(self) -> float:
+        """Seconds from the start of the process until it was healthy."""
+        return self._server.load_s
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._server.pid
+
+    async def render(self, prompt: Prompt) -> str:
+        """The prompt's final text; thinking is off unless the prompt asks for it."""
+        if prompt.prompt is not None:
+            return prompt.prompt
+        return await self._ask(
+            self._client.apply_template(
+                prompt.messages,
+                list(prompt.tools) or None,
+                chat_template_kwargs={"enable_thinking": bool(prompt.thinking)},
+            )
+        )
+
+    async def complete(self, text: str, *, settings: Settings, n_predict: int, seed: int) -> Answer:
+        """One streamed completion, prompt cache off."""
+        return await self._ask(
+            self._client.completion(
+                text,
+                n_predict=n_predict,
+                temperature=settings.temperature,
+                seed=seed,
+                ignore_eos=settings.ignore_eos,
+                cache_prompt=False,
+                return_tokens=False,
+                timeout_s=settings.request_timeout_s,
+            )
+        )
+
+    async def counters(self) -> SpecCounters:
+        """The server's speculative counters."""
+        return await self._ask(self._client.metrics())
+
+    async def ask(self, text: str, *, max_tokens: int) -> Reply:
+        """One greedy chat turn as a user would send it; reasoning counts as text."""
+        answer = await self._ask(
+            self._client.chat(
+                [{"role": "user", "content": text}],
+                max_tokens=max_tokens,
+                temperature=0.0,
+            )
+        )
+        return _ChatReply(
+            text=answer.reasoning + answer.text,
+            drafted=answer.timings.draft_n,
+            accepted=answer.timings.draft_n_accepted,
+            prompt_tokens=answer.prompt_tokens or answer.timings.prompt_n,
+        )
+
+    def memory(self) -> dict[str, float]:
+        """MiB by kind of buffer as logged, resident memory, and ``total`` of the buffers."""
+        log = self._server.log
+        lines = {
+            f"{context}_{kind}".lower(): log.total_mib(kind, context)
+            for context in ("target", "draft")
+            for kind in ("model", "KV", "RS", "compute", "output")
+        }
+        made = {name: mib for name, mib in lines.items() if mib}
+        with suppress(psutil.Error):
+            self._peak_rss = max(self._peak_rss, psutil.Process(self.pid).memory_info().rss / MIB)
+        if self._peak_rss:
+            made["rss"] = self._peak_rss
+        buffers = log.total_mib()
+        if buffers or self._peak_rss:
+            made["total"] = buffers or self._peak_rss
+        return made
+
+    async def _ask(self, request: Awaitable[T]) -> T:
+        """Await a request; when it fails because the server ended, say how it ended."""
+        try:
+            return await request
+        except RequestFailed as error:
+            raise await self._server.explain(error) from error
+
+
+@dataclass(frozen=True)
+class _ChatReply:
+    text: str
+    drafted: int
+    accepted: int
+    prompt_tokens: int
+
+
+class LocalEngine:
+    """llama.cpp on this machine, for one model and its head.
+
+    ``on_make`` is told the name of each model file that has to be made first.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        plan: SweepPlan,
+        target: Source,
+        head: Source | None,
+        *,
+        fits: Callable[[ServerOptions], dict[str, str] | None] = lambda _: None,
+        on_make: Callable[[str], None] = lambda _: None,
+        load_timeout_s: float = 600.0,
+        env: dict[str, str] | None = None,
+    ) -> None:
+        self._build, self._plan = build, plan
+        self._target, self._head = target, head
+        self._fits, self._on_make = fits, on_make
+        self._load_timeout_s = load_timeout_s
+        self._env = env
+
+    @property
+    def sha(self) -> str:
+        """The engine's commit, or its version where the build does not know it."""
+        return self._build.sha or self._build.version
+
+    async def prepare(self, configuration: Configuration) -> None:
+        """Make the target and head files that are missing; cancelling stops llama-quantize."""
+        wanted = [(self._target, configuration.target_type)]
+        head_type = configuration.head_type
+        if self._head is not None and head_type not in (None, EMBEDDED):
+            wanted.append((self._head, str(head_type)))
+        for source, type_name in wanted:
+            cancel = threading.Event()
+            try:
+                await asyncio.to_thread(self._make, source, type_name, cancel)
+            except asyncio.CancelledError:
+                cancel.set()
+                raise
+
+    def options(self, configuration: Configuration) -> ServerOptions:
+        """The server options of a configuration, with the paths of its files."""
+        head_type = configuration.head_type
+        head = None
+        if self._head is not None and head_type not in (None, EMBEDDED):
+            head = str(variant_path(self._head, str(head_type), self.sha))
+        return server_options(
+            configuration,
+            str(variant_path(self._target, configuration.target_type, self.sha)),
+            head,
+            synth_rates=self._plan.synth_rates,
+        )
+
+    def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
+        """What the memory budget says against it; None when it fits or nobody knows."""
+        return self._fits(self.options(configuration))
+
+    def serve(
+        self, configuration: Configuration, log_path: Path
+    ) -> AbstractAsyncContextManager[Served]:
+        """A running server for a configuration."""
+        return self.serve_options(self.options(configuration), log_path)
+
+    @asynccontextmanager
+    async def serve_options(
+        self, options: ServerOptions, log_path: Path
+    ) -> AsyncIterator[RunningServer]:
+        """A running server for exactly these options."""
+        server = LlamaServer(
+            self._build,
+            options,
+            log_path=log_path,
+            load_timeout_s=self._load_timeout_s,
+            env=self._env,
+        )
+        async with (
+            server,
+            LlamaClient(server.base_url, timeout_s=self._plan.settings.request_timeout_s) as client,
+        ):
+            yield RunningServer(server, client)
+
+    def _make(self, source: Source, type_name: str, cancel: threading.Event) -> None:
+        def make(path: Path, dest: Path, name: str) -> None:
+            requantize = source.type not in _HIGH_PRECISION
+            result = quantize(
+                self._build, path, dest, name, allow_requantize=requantize, cancel=cancel
+            )
+            if result.fallbacks:
+                dest.unlink(missing_ok=True)
+                first = result.fallbacks[0]
+                raise EngineUnsupported(
+                    f"{path.name} cannot be quantized to {name}",
+                    why=f"{len(result.fallbacks)} tensors fall back to other types, first: {first}",
+                    fix="choose a type whose block size divides the model's row lengths "
+                    "(Q8_0, Q5_0 and Q4_0 need 32; K-quants need 256)",
+                )
+
+        ensure_variant(source, type_name, self.sha, make, on_make=self._on_make)

@@ -87,8 +87,14 @@ SHAPES: dict[str, HollowShape] = {
 
 
 def scaled(shape: HollowShape, *, layers: int, vocab: int) -> HollowShape:
-    """The same widths with fewer layers and a smaller vocabulary."""
-    shared = round(shape.shared * layers / shape.layers)
+    """The same widths with fewer layers and a smaller vocabulary.
+
+    Layers without a cache read that of the last two before them, which must be a sliding and a
+    full one: the number of layers with a cache stays a multiple of the pattern's period.
+    """
+    every = shape.window_every or 1
+    own = max(1, round(layers * (1 - shape.shared / shape.layers) / every)) * every
+    shared = max(0, layers - own) if shape.shared else 0
     return replace(shape, layers=layers, vocab=vocab, shared=shared)
 
 

@@ -81,11 +81,11 @@ def cmake_args(backend: Backend, platform: str = sys.platform) -> str:
     """CMAKE_ARGS of the build. The run path lets programs find the libraries beside them."""
     flags = [*_COMMON_CMAKE, *_BACKENDS[backend].cmake]
     if platform == "darwin":
-        flags.append("-DCMAKE_INSTALL_RPATH=@loader_path/../lib;@loader_path")
+        flags.append("-DCMAKE_INSTALL_RPATH=@loader_path/../lib")
         if backend == "cpu":
             flags.append("-DGGML_METAL=OFF")
     elif platform != "win32":
-        flags.append("-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib;$ORIGIN")
+        flags.append("-DCMAKE_INSTALL_RPATH=$ORIGIN/../lib")
     return " ".join(flags)
 
 

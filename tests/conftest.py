@@ -1,0 +1,36 @@
+"""Fixtures for all tests: a real llama.cpp build where there is one, fake builds everywhere."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from browndwarf.engine.locate import Build, choose_build, find_builds
+from browndwarf.errors import EngineError
+from fakes import make_build
+
+
+@pytest.fixture(scope="session")
+def engine_build() -> Build:
+    """A real build with draft-mtp; tests that need it are skipped, loudly, without one."""
+    try:
+        return choose_build(find_builds())
+    except EngineError as exc:
+        pytest.skip(f"NO LLAMA.CPP ENGINE, so this test proves nothing here: {exc}")
+
+
+@pytest.fixture
+def fake_build(tmp_path: Path) -> Callable[..., Build]:
+    """Factory of fake builds; takes what ``fakes.make_build`` takes after the folder."""
+    numbers = itertools.count()
+
+    def make(generation: str = "current", **settings: object) -> Build:
+        return make_build(tmp_path / f"fake{next(numbers)}", generation, **settings)  # type: ignore[arg-type]
+
+    return make

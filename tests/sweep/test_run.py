@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from browndwarf.errors import MachineBusy, ServerCrashed
@@ -207,3 +208,39 @@ def test_progress_counts_up_and_ends(tmp_path: Path) -> None:
     assert done[-1].eta_s == 0
     assert isinstance(events[-1], Finished)
     assert 0 <= events[-1].overhead_share <= 1
+
+
+def test_the_best_are_confirmed_side_by_side_in_both_orders(tmp_path: Path) -> None:
+    the_plan = msgspec.structs.replace(plan(n_max=(1, 2, 3, 4)), confirm=True)
+    engine = FakeEngine()
+    cells = sweep(tmp_path / "r", the_plan, engine)
+    assert [c.n_max for c in engine.started[6:]] == [0, 1, 2, 3, 3, 2, 1, 0]
+    winner = analyse(cells).winner
+    assert winner is not None
+    assert winner.confirmed
+    assert winner.configuration.n_max == 1
+    assert len({c.id for c in cells}) == len(cells) == 2 * (6 + 8)
+
+
+def test_a_lucky_cell_of_the_grid_does_not_survive_confirmation(tmp_path: Path) -> None:
+    """n_max 4 looks fast once, while the machine happens to be quick."""
+    starts = 0
+
+    def spoil(served: FakeServed) -> None:
+        nonlocal starts
+        starts += 1
+        if served.configuration.n_max == 4 and starts <= 6:
+            served.ms_per_step = 0.5
+
+    the_plan = msgspec.structs.replace(plan(n_max=(1, 2, 3, 4)), confirm=True)
+    verdict = analyse(sweep(tmp_path / "r", the_plan, FakeEngine(spoil=spoil)))
+    assert verdict.winner is not None
+    assert verdict.winner.configuration.n_max == 1
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    the_plan = msgspec.structs.replace(plan(), confirm=True)
+    first = sweep(tmp_path / "r", the_plan, FakeEngine())
+    engine = FakeEngine()
+    assert sweep(tmp_path / "r", the_plan, engine) == first
+    assert not engine.started

@@ -54,7 +54,7 @@ class LiveSweep:
 
     def note(self, text: str) -> None:
         """A line above the table, such as a file being made."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def waiting(self, text: str) -> None:
         """Why nothing is measured at the moment."""
@@ -94,8 +94,8 @@ class LiveSweep:
 
     def _columns(self, cell: CellRecord) -> tuple[str, str, str, str, str]:
         name = msgspec.convert(cell.options, Configuration).label()
-        if cell.role == "baseline-again":
-            name += " (again)"
+        if cell.role not in ("baseline", "mtp"):
+            name += " (again)" if cell.role == "baseline-again" else " (confirm)"
         if cell.decode_tok_s is None:
             reason = (cell.error or {}).get("what", "")
             return name, cell.workload, cell.status, "", reason

@@ -46,7 +46,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """One line of progress or advice, on stderr."""
-        self.console.print(text, markup=False)
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def text(self, text: str) -> None:
         """Text for a pipe, such as a command: no wrapping, no styling."""

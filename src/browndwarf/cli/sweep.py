@@ -179,6 +179,7 @@ def demo(
     """The whole story on the embedded pair of small models: sweep, winner, recipe. Minutes."""
     from browndwarf.cli import requests, sweeping
     from browndwarf.cli.render import Output
+    from browndwarf.sweep.store import read_run
     from browndwarf.units import parse_duration
 
     out = Output(json=json)
@@ -188,7 +189,7 @@ def demo(
     directory = out_dir or sweeping.new_directory("demo")
     done = sweeping.start(plan, directory, out, patience_s=parse_duration(patience))
     _show(done.directory, out)
-    view = sweeping.read_run(done.directory)
+    view = read_run(done.directory)
     made = sweeping.make_recipe(view, out, smoke=True)
     if made.smoke is not None:
         made.smoke.require()
@@ -205,9 +206,10 @@ def _show(directory: Path, out: object) -> None:
     from browndwarf.cli import sweeping, tables
     from browndwarf.cli.render import Output
     from browndwarf.sweep.analysis import analyse
+    from browndwarf.sweep.store import read_run
 
     assert isinstance(out, Output)
-    view = sweeping.read_run(directory)
+    view = read_run(directory)
     verdict = analyse(view.cells)
     workloads = [w["name"] for w in view.plan["workloads"]]
     if view.plan.get("synth_rates"):

@@ -7,11 +7,22 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from browndwarf.records import CellRecord
+from browndwarf.stats import summarize
 from browndwarf.sweep.analysis import Standing, Verdict
 
 
+def common_settings(verdict: Verdict) -> list[str]:
+    """Settings that all configurations share, such as ``ctx=2048``: said once, not per row."""
+    listed = [s.configuration.settings() for s in verdict.standings]
+    return [text for text in (listed[0] if listed else []) if all(text in x for x in listed)]
+
+
 def standings_table(verdict: Verdict, workloads: Sequence[str]) -> Table:
-    """One row a configuration, fastest first inside its group, the baseline on top."""
+    """One row a configuration, fastest first inside its group, the baseline on top.
+
+    A star marks rows that were confirmed side by side with their baseline.
+    """
+    hide = common_settings(verdict)
     table = Table(box=None, pad_edge=False, title_justify="left")
     table.add_column("configuration", no_wrap=True)
     for workload in workloads:
@@ -23,26 +34,26 @@ def standings_table(verdict: Verdict, workloads: Sequence[str]) -> Table:
     groups = dict.fromkeys(s.group for s in verdict.standings)
     for group in groups:
         members = [s for s in verdict.standings if s.group == group]
-        members.sort(key=lambda s: (s.configuration.speculative, -s.speed))
+        members.sort(key=lambda s: (s.configuration.speculative, -s.speedup.mean))
         for standing in members:
             style = "bold green" if standing is verdict.winner else ""
-            table.add_row(*_row(standing, workloads), style=style)
+            table.add_row(*_row(standing, workloads, hide), style=style)
         table.add_section()
         if group != list(groups)[-1]:
             table.add_row()
     return table
 
 
-def _row(standing: Standing, workloads: Sequence[str]) -> list[str]:
-    cells = {cell.workload: cell for cell in standing.cells}
-    speeds = [_speed(cells.get(name)) for name in workloads]
+def _row(standing: Standing, workloads: Sequence[str], hide: Sequence[str]) -> list[str]:
+    speeds = [_speed([c for c in standing.cells if c.workload == name]) for name in workloads]
     interval = standing.speedup
+    label = standing.configuration.label(hide) + (" *" if standing.confirmed else "")
     if not standing.configuration.speculative:
-        return [standing.label, *speeds, "", "1.00", "1.00", "baseline"]
+        return [label, *speeds, "", "1.00", "1.00", "baseline"]
     word = standing.word if standing.eligible else "not counted"
     marks = sorted({mark for cell in standing.cells for mark in cell.marks})
     return [
-        standing.label,
+        label,
         *speeds,
         " ".join(f"{p:.2f}" for p in _positions(standing.cells)),
         f"{_mean_length(standing.cells):.2f}",
@@ -51,10 +62,12 @@ def _row(standing: Standing, workloads: Sequence[str]) -> list[str]:
     ]
 
 
-def _speed(cell: CellRecord | None) -> str:
-    if cell is None or cell.decode_tok_s is None:
+def _speed(cells: Sequence[CellRecord]) -> str:
+    """Mean over all repeats, and half of their spread."""
+    runs = [run for c in cells if c.decode_tok_s is not None for run in c.decode_tok_s.runs]
+    if not runs:
         return "-"
-    rate = cell.decode_tok_s
+    rate = summarize(runs)
     digits = 0 if rate.mean >= 100 else 1
     return f"{rate.mean:.{digits}f} ±{rate.spread / 2:.{digits}f}"
 
@@ -91,8 +104,9 @@ def story(verdict: Verdict) -> list[str]:
     winner = verdict.winner
     if winner is None:
         return ["No configuration can be recommended: see the marks and errors of the cells."]
-    lines = [_winner_line(verdict, winner)]
-    lines += _per_group_lines(verdict, winner)
+    hide = common_settings(verdict)
+    lines = [_winner_line(verdict, winner, hide)]
+    lines += _per_group_lines(verdict, winner, hide)
     worst = min(
         (s for s in verdict.standings if s.configuration.speculative and s.eligible),
         key=lambda s: s.speedup.mean,
@@ -100,7 +114,8 @@ def story(verdict: Verdict) -> list[str]:
     )
     if worst is not None and worst.speedup.mean < 1:
         lines.append(
-            f"MTP does not pay everywhere: {worst.label} runs at {worst.speedup.mean:.2f}x."
+            f"MTP does not pay everywhere: {worst.configuration.label(hide)} runs at "
+            f"{worst.speedup.mean:.2f}x."
         )
     for drift in verdict.drifts:
         if drift.beyond_noise:
@@ -112,11 +127,16 @@ def story(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _winner_line(verdict: Verdict, winner: Standing) -> str:
+def _winner_line(verdict: Verdict, winner: Standing, hide: Sequence[str]) -> str:
+    name = winner.configuration.label(hide)
     if not winner.configuration.speculative:
         best = verdict.best(speculative=True)
-        rival = f"; the best MTP setting, {best.label}, has {best.speed:.1f}" if best else ""
-        return f"Fastest: {winner.label}, {winner.speed:.1f} tok/s. MTP does not pay here{rival}."
+        rival = (
+            f"; the best MTP setting, {best.configuration.label(hide)}, has {best.speed:.1f}"
+            if best
+            else ""
+        )
+        return f"Fastest: {name}, {winner.speed:.1f} tok/s. MTP does not pay here{rival}."
     interval = winner.speedup
     gain = (
         f"{interval.mean:.2f}x its baseline ({interval.low:.2f} to {interval.high:.2f})"
@@ -124,16 +144,18 @@ def _winner_line(verdict: Verdict, winner: Standing) -> str:
         else f"{interval.mean:.2f}x its baseline, which is within noise "
         f"({interval.low:.2f} to {interval.high:.2f})"
     )
-    return f"Fastest: {winner.label}, {winner.speed:.1f} tok/s, {gain}."
+    return f"Fastest: {name}, {winner.speed:.1f} tok/s, {gain}."
 
 
-def _per_group_lines(verdict: Verdict, winner: Standing) -> list[str]:
+def _per_group_lines(verdict: Verdict, winner: Standing, hide: Sequence[str]) -> list[str]:
     lines = []
     for group in dict.fromkeys(s.group for s in verdict.standings):
+        if group == winner.group:
+            continue
         best = verdict.best(speculative=True, group=group)
         if best is not None and best is not winner:
             lines.append(
-                f"Best MTP for {group}: {best.label}, {best.speed:.1f} tok/s, "
+                f"Best MTP for {group}: {best.configuration.label(hide)}, {best.speed:.1f} tok/s, "
                 f"{best.speedup.mean:.2f}x."
             )
     return lines

@@ -43,6 +43,7 @@ class Standing:
     speedup: Interval
     by_workload: dict[str, Interval]
     eligible: bool
+    confirmed: bool = False
 
     @property
     def label(self) -> str:
@@ -91,27 +92,61 @@ class Verdict:
 
 
 def analyse(cells: Sequence[CellRecord]) -> Verdict:
-    """The verdict over all measured cells; missing and failed ones are left out."""
+    """The verdict over all measured cells; missing and failed ones are left out.
+
+    Where a configuration and its baseline were measured in the confirming passes, those cells
+    speak, because both arms were measured side by side; and only confirmed ones can win.
+    """
     usable = [c for c in cells if c.status == "ok" and c.decode_tok_s is not None]
-    baselines = {(c.group, c.workload): c for c in usable if c.role == "baseline"}
-    standings: list[Standing] = []
     by_configuration: dict[str, list[CellRecord]] = {}
     for cell in usable:
-        if cell.role != "baseline-again":
-            by_configuration.setdefault(configuration_of(cell).key(), []).append(cell)
-    for members in by_configuration.values():
-        made = _standing(members, baselines)
+        by_configuration.setdefault(configuration_of(cell).key(), []).append(cell)
+    confirmed = {
+        key: found
+        for key, members in by_configuration.items()
+        if (found := _confirming(members)) is not None
+    }
+    standings: list[Standing] = []
+    for key, members in by_configuration.items():
+        base_key = configuration_of(members[0]).baseline().key()
+        if key in confirmed and base_key in confirmed:
+            made = _standing(confirmed[key], confirmed[base_key], confirmed=True)
+        else:
+            made = _standing(_grid(members), _grid(by_configuration.get(base_key, [])))
         if made is not None:
             standings.append(made)
     # A configuration that lacks a workload could win by leaving out the slow one.
-    most = max((len(s.cells) for s in standings), default=0)
-    complete = [s for s in standings if len(s.cells) == most]
-    winner = _fastest(complete)
+    most = max((len(s.by_workload) for s in standings), default=0)
+    complete = [s for s in standings if len(s.by_workload) == most]
+    winner = _fastest(s for s in complete if s.confirmed) or _fastest(complete)
     baseline = None
     if winner is not None:
         same_group = (s for s in standings if s.group == winner.group)
         baseline = next((s for s in same_group if not s.configuration.speculative), None)
     return Verdict(tuple(standings), winner, baseline, drifts(usable))
+
+
+def to_confirm(verdict: Verdict, top: int = 3) -> tuple[Configuration, ...]:
+    """The baselines and the fastest few, in the order of the first confirming pass."""
+    ranked = sorted((s for s in verdict.standings if s.eligible), key=lambda s: -s.speed)[:top]
+    wanted = {s.configuration.baseline(): None for s in ranked}
+    wanted |= {s.configuration: None for s in ranked}
+    return tuple(wanted) if len(wanted) > 1 else ()
+
+
+def _grid(members: list[CellRecord]) -> list[CellRecord]:
+    return [c for c in members if c.role in ("baseline", "mtp")]
+
+
+def _confirming(members: list[CellRecord]) -> list[CellRecord] | None:
+    """The cells of both confirming passes, when both cover every workload."""
+    passes = {
+        role: {c.workload for c in members if c.role == role} for role in ("confirm-a", "confirm-b")
+    }
+    every = {c.workload for c in members}
+    if not all(found == every for found in passes.values()):
+        return None
+    return [c for c in members if c.role in passes]
 
 
 def configuration_of(cell: CellRecord) -> Configuration:
@@ -123,7 +158,7 @@ def drifts(cells: Iterable[CellRecord]) -> tuple[GroupDrift, ...]:
     """Per group, the baseline at the end against the baseline at the start."""
     pairs: dict[str, dict[str, dict[str, CellRecord]]] = {}
     for cell in cells:
-        if cell.role != "mtp":
+        if cell.role in ("baseline", "baseline-again"):
             pairs.setdefault(cell.group, {}).setdefault(cell.workload, {})[cell.role] = cell
     found = []
     for group, workloads in pairs.items():
@@ -141,17 +176,20 @@ def drifts(cells: Iterable[CellRecord]) -> tuple[GroupDrift, ...]:
 
 
 def _standing(
-    members: list[CellRecord], baselines: dict[tuple[str, str], CellRecord]
+    members: list[CellRecord], baseline: list[CellRecord], *, confirmed: bool = False
 ) -> Standing | None:
+    """A configuration's cells against its baseline's; None when they cannot be compared."""
     arms: dict[str, tuple[list[float], list[float]]] = {}
-    for cell in members:
-        base = baselines.get((cell.group, cell.workload))
-        if base is None:
+    for workload in dict.fromkeys(c.workload for c in members):
+        mine, theirs = _times(members, workload), _times(baseline, workload)
+        common = [key for key in mine if key in theirs]
+        if not common:
             return None
-        arms[cell.workload] = _paired(base, cell)
-    if any(not base_ms for base_ms, _ in arms.values()):
+        arms[workload] = [theirs[key] for key in common], [mine[key] for key in common]
+    if not arms:
         return None
     speeds = [c.decode_tok_s.mean for c in members if c.decode_tok_s is not None]
+    marked = DISQUALIFYING.intersection(mark for c in (*members, *baseline) for mark in c.marks)
     return Standing(
         configuration=configuration_of(members[0]),
         group=members[0].group,
@@ -159,19 +197,19 @@ def _standing(
         speed=math.exp(math.fsum(math.log(s) for s in speeds) / len(speeds)),
         speedup=mean_ratio_interval(list(arms.values())),
         by_workload={name: mean_ratio_interval([arm]) for name, arm in arms.items()},
-        eligible=not any(DISQUALIFYING.intersection(c.marks) for c in members),
+        eligible=not marked,
+        confirmed=confirmed,
     )
 
 
-def _paired(base: CellRecord, cell: CellRecord) -> tuple[list[float], list[float]]:
-    """Milliseconds per token of both, over the requests that both have."""
-    theirs = {(t.prompt_id, t.repeat): t.ms_per_token for t in base.traces}
-    both = [
-        (theirs[key], trace.ms_per_token)
-        for trace in cell.traces
-        if (key := (trace.prompt_id, trace.repeat)) in theirs
-    ]
-    return [a for a, _ in both], [b for _, b in both]
+def _times(cells: list[CellRecord], workload: str) -> dict[tuple[str, str, int], float]:
+    """Milliseconds per token of each request, by confirming pass, prompt and repeat."""
+    return {
+        (c.role if c.role.startswith("confirm") else "", t.prompt_id, t.repeat): t.ms_per_token
+        for c in cells
+        if c.workload == workload
+        for t in c.traces
+    }
 
 
 def _fastest(standings: Iterable[Standing]) -> Standing | None:

@@ -19,17 +19,15 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from browndwarf.errors import BrowndwarfError, RequestFailed
-from browndwarf.records import Acceptance, CellRecord, Rate, RequestTrace
+from browndwarf.records import Acceptance, CellRecord, CellRole, Rate, RequestTrace
 from browndwarf.stats import summarize
 from browndwarf.sweep.space import Configuration, cell_id
 from browndwarf.sweep.workload import Prompt, Workload
-
-Role = Literal["baseline", "mtp", "baseline-again"]
 
 #: Below this share of accepted drafts the drafter does not belong to the target.
 LOWEST_ACCEPTANCE = 0.05
@@ -55,7 +53,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration with its place in the sweep."""
 
     configuration: Configuration
-    role: Role
+    role: CellRole
     group: str
 
 
@@ -111,6 +109,8 @@ class Served(Protocol):
 
     @property
     def load_s(self) -> float: ...
+    @property
+    def pid(self) -> int: ...
 
     async def render(self, prompt: Prompt) -> str:
         """The prompt's final text, through the model's chat template where it has messages."""

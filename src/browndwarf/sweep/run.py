@@ -1,6 +1,7 @@
 """The sweep itself: walk the groups, measure what is missing, save every cell at once.
 
-Order inside a group: the no-MTP baseline, the candidates, the baseline again. A server is
+Order inside a group: the no-MTP baseline, the candidates, the baseline again; after all groups
+the best few and their baselines side by side, twice. A server is
 started once per configuration and measures all workloads. Whatever was saved before is not
 measured again, except cells that failed. A fault of one server costs its own cells only; a
 fault of the disk or a busy machine stops the sweep with everything saved.
@@ -25,6 +26,7 @@ import msgspec
 
 from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
 from browndwarf.records import CellRecord
+from browndwarf.sweep.analysis import Verdict, analyse, to_confirm
 from browndwarf.sweep.cell import Job, Served, Settings, failed, measure
 from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
@@ -42,17 +44,18 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     llama_dir: str | None = None
     docker: str | None = None
     synth_rates: tuple[float, ...] | None = None
+    confirm: bool = True
     allow_busy: bool = False
     try_anyway: bool = False
 
     def jobs(self) -> Iterator[Job]:
-        """Every configuration with its role, in the order of measurement."""
+        """Every configuration of the grid with its role, in the order of measurement."""
         for group in self.axes.groups():
             yield from group_jobs(group)
 
     @property
-    def total_cells(self) -> int:
-        """Number of cells, baselines at both ends included."""
+    def grid_cells(self) -> int:
+        """Number of cells of the grid, baselines at both ends included."""
         return sum(1 for _ in self.jobs()) * len(self.workloads)
 
 
@@ -63,6 +66,17 @@ def group_jobs(group: Group) -> Iterator[Job]:
         yield Job(configuration=candidate, role="mtp", group=group.label)
     if group.candidates:
         yield Job(configuration=group.baseline, role="baseline-again", group=group.label)
+
+
+def confirm_jobs(verdict: Verdict) -> list[Job]:
+    """The best few and their baselines twice, the second time in opposite order (A B B A).
+
+    A machine drifts while a grid is measured, so neighbours in time are compared last.
+    """
+    chosen = [
+        Job(configuration=c, role="confirm-a", group=c.group_label()) for c in to_confirm(verdict)
+    ]
+    return chosen + [msgspec.structs.replace(job, role="confirm-b") for job in reversed(chosen)]
 
 
 class Quiet(Protocol):
@@ -155,7 +169,7 @@ class _Walk:
         self._plan, self._store, self._engine = plan, store, engine
         self._quiet, self._listen = quiet, listen
         self._have = {c.id: c for c in store.cells() if c.status != "failed"}
-        self._total = plan.total_cells
+        self._total = plan.grid_cells
         self._measured = 0
         self._generating = sum(c.generating_s for c in self._have.values())
         self._clock = time.perf_counter()
@@ -164,13 +178,21 @@ class _Walk:
     async def run(self) -> tuple[CellRecord, ...]:
         self._listen(Started(self._total, len(self._have)))
         for job in self._plan.jobs():
-            missing = [w for w in self._plan.workloads if _id(job, w) not in self._have]
-            if missing:
-                await self._configuration(job, missing)
+            await self._job(job)
+        if self._plan.confirm:
+            jobs = confirm_jobs(analyse(self._store.cells()))
+            self._total += len(jobs) * len(self._plan.workloads)
+            for job in jobs:
+                await self._job(job)
         wall, share = self._overhead()
         self._store.write_csv()
         self._listen(Finished(wall, share))
         return self._store.cells()
+
+    async def _job(self, job: Job) -> None:
+        missing = [w for w in self._plan.workloads if _id(job, w) not in self._have]
+        if missing:
+            await self._configuration(job, missing)
 
     async def _configuration(self, job: Job, workloads: list[Workload]) -> None:
         if not self._plan.allow_busy:

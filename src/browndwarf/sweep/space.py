@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -75,10 +76,18 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         canonical = msgspec.json.encode(self, order="sorted")
         return hashlib.sha256(canonical).hexdigest()[:10]
 
-    def label(self) -> str:
-        """Short and readable: ``Q4_0 + Q6_K n3``; settings off their defaults are added."""
+    def label(self, hide: Collection[str] = ()) -> str:
+        """Short and readable: ``Q4_0 + Q6_K n3``; settings off their defaults are added.
+
+        ``hide`` leaves settings out, given as they are shown (``ctx=2048``).
+        """
         head = f"{self.head_type} n{self.n_max}" if self.speculative else "no MTP"
-        return " ".join([f"{self.target_type} + {head}", *self._settings(speculative=True)])
+        shown = [text for text in self.settings() if text not in hide]
+        return " ".join([f"{self.target_type} + {head}", *shown])
+
+    def settings(self) -> list[str]:
+        """Settings off their defaults, beside types, head and n_max: ``["ctx=2048"]``."""
+        return self._settings(speculative=True)
 
     def group_label(self) -> str:
         """The label of what a baseline and its candidates share."""
@@ -174,5 +183,5 @@ def cell_id(configuration: Configuration, workload: str, role: str) -> str:
     head = (
         f"{configuration.head_type}.n{configuration.n_max}" if configuration.head_type else "base"
     )
-    tail = ".again" if role == "baseline-again" else ""
+    tail = "" if role in ("baseline", "mtp") else f".{role.removeprefix('baseline-')}"
     return f"{configuration.target_type}.{head}.{workload}.{configuration.key()}{tail}"

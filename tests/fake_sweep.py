@@ -53,6 +53,7 @@ class FakeServed:
     cache_n: int = 0
     accept: bool = True
     load_s: float = 0.01
+    pid: int = 0
     requests: list[str] = field(default_factory=list)
     total: FakeCounters = field(default_factory=FakeCounters)
 
@@ -149,4 +150,5 @@ def plan(**axes: object) -> SweepPlan:
             Workload(name="code", prompts=prompts),
         ),
         settings=Settings(repeats=3, prompts=2, n_predict=21),
+        confirm=False,
     )

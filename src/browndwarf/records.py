@@ -24,6 +24,9 @@ RECORD_VERSION = 1
 
 CellStatus = Literal["ok", "does-not-fit", "failed", "spilled", "predicted"]
 
+#: Why a cell was measured. The two confirming passes go through the best in opposite order.
+CellRole = Literal["baseline", "mtp", "baseline-again", "confirm-a", "confirm-b"]
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all records: immutable, keyword-only, unknown keys ignored on reading."""
@@ -146,7 +149,7 @@ class CellRecord(Record, frozen=True, kw_only=True):
     head_type: str | None
     n_max: int
     workload: str
-    role: Literal["baseline", "mtp", "baseline-again"] = "mtp"
+    role: CellRole = "mtp"
     group: str = ""
     decode_tok_s: Rate | None = None
     prefill_tok_s: float | None = None

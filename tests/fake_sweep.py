@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from browndwarf.errors import BrowndwarfError, ServerCrashed
-from browndwarf.sweep.cell import Served, Settings
+from browndwarf.sweep.cell import Observation, Observer, Served, Settings
 from browndwarf.sweep.run import SweepPlan
 from browndwarf.sweep.space import Axes, Configuration
 from browndwarf.sweep.workload import Prompt, Workload
@@ -133,8 +133,9 @@ class FakeQuiet:
         if self.error is not None:
             raise self.error
 
-    def watch(self, served: Served) -> Callable[[], bool]:
-        return lambda: self.disturbed
+    @contextmanager
+    def watch(self, served: Served) -> Iterator[Observer]:
+        yield lambda: Observation(marks=("busy",) if self.disturbed else ())
 
 
 def plan(**axes: object) -> SweepPlan:

@@ -160,6 +160,7 @@ class CellRecord(Record, frozen=True, kw_only=True):
     cycle_ms: float | None = None
     memory_mib: float | None = None
     memory: dict[str, float] = {}
+    watch: dict[str, float] = {}
     predicted: Prediction | None = None
     marks: tuple[str, ...] = ()
     error: dict[str, str] | None = None

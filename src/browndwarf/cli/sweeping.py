@@ -18,12 +18,12 @@ from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.engine.options import command_text, server_argv
 from browndwarf.errors import Interrupted, UsageError
-from browndwarf.hardware.devices import machine_record
+from browndwarf.hardware.devices import machine
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import Standing, Verdict, analyse
 from browndwarf.sweep.executor import LocalEngine
 from browndwarf.sweep.launch import recipe_options
-from browndwarf.sweep.quiet import MachineQuiet, NoWatch
+from browndwarf.sweep.quiet import MachineQuiet
 from browndwarf.sweep.recipe import Recipe, choose, compose
 from browndwarf.sweep.run import SweepPlan, run_sweep
 from browndwarf.sweep.setup import Prepared, engine_record, prepare, saved_plan
@@ -75,7 +75,7 @@ def start(plan: SweepPlan, directory: Path, out: Output, *, patience_s: float) -
     prepared = prepare(plan, build)
     saved = msgspec.to_builtins(prepared.plan)
     with RunStore.create(directory, plan=saved, identity=prepared.identity) as store:
-        store.set_meta("machine", msgspec.to_builtins(machine_record()))
+        store.set_meta("machine", msgspec.to_builtins(machine()))
         store.set_meta("engine", msgspec.to_builtins(engine_record(build)))
         store.set_meta("models", msgspec.to_builtins(prepared.models))
         return _measure(prepared, build, store, out, patience_s)
@@ -115,9 +115,7 @@ def _measure(
         def on_wait(share: float) -> None:
             live.waiting(f"waiting for quiet: others use {share:.0%} of the processors")
 
-        quiet = (
-            NoWatch() if plan.allow_busy else MachineQuiet(patience_s=patience_s, on_wait=on_wait)
-        )
+        quiet = MachineQuiet(patience_s=None if plan.allow_busy else patience_s, on_wait=on_wait)
         try:
             cells = run_async(run_sweep(plan, store, engine, quiet, live))
         except (KeyboardInterrupt, asyncio.CancelledError) as exc:

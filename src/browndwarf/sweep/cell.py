@@ -19,6 +19,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -55,6 +56,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     configuration: Configuration
     role: CellRole
     group: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen beside a cell: marks, memory in MiB, and other figures (power, heat)."""
+
+    marks: tuple[str, ...] = ()
+    memory: dict[str, float] = field(default_factory=dict)
+    watch: dict[str, float] = field(default_factory=dict)
+
+
+#: Called after a cell: what was seen since it was last called.
+Observer = Callable[[], Observation]
 
 
 class Timings(Protocol):
@@ -121,7 +135,7 @@ class Served(Protocol):
     async def counters(self) -> Counters: ...
 
     def memory(self) -> dict[str, float]:
-        """MiB by line, from the server's log and from the operating system."""
+        """MiB by kind of buffer as the server logged it, and their sum as ``buffers``."""
 
 
 async def measure(
@@ -131,11 +145,11 @@ async def measure(
     settings: Settings,
     *,
     warm_up: bool = True,
-    check_busy: Callable[[], bool] = lambda: False,
+    observe: Observer = Observation,
 ) -> CellRecord:
     """Measure ``workload`` on a running server.
 
-    ``check_busy`` is asked after each repeat whether other work took the machine meanwhile.
+    ``observe`` says what was seen on the machine meanwhile; what it saw before is dropped.
 
     Raises:
         ServerError: a request failed; nothing is recorded then.
@@ -152,7 +166,7 @@ async def measure(
     before = await served.counters()
     traces: list[RequestTrace] = []
     rates: list[float] = []
-    busy = False
+    observe()
     for repeat in range(settings.repeats):
         start = time.perf_counter()
         made, rate = await _one_run(served, job.configuration, texts, repeat, settings)
@@ -162,14 +176,14 @@ async def measure(
         generating += min(served_ms / 1e3, window)
         traces += made
         rates.append(rate)
-        busy |= check_busy()
+    seen = observe()
     acceptance, counted = await _acceptance(served, before, traces)
-    marks = _marks(job.configuration, traces, acceptance, counted, busy, settings)
+    marks = list(seen.marks) + _marks(job.configuration, traces, acceptance, counted, settings)
     cycles = sum(t.cycles for t in traces)
     timed = sum(max(t.predicted_n - 1, 0) for t in traces)
     decode = summarize(rates)
     prompt_ms = math.fsum(t.prompt_ms for t in traces)
-    memory = served.memory()
+    memory = served.memory() | seen.memory
     return CellRecord(
         **_names(job, workload.name),
         status="ok",
@@ -180,8 +194,9 @@ async def measure(
         acceptance=acceptance if job.configuration.speculative else None,
         accepted_length=timed / max(cycles, 1),
         cycle_ms=math.fsum(t.predicted_ms for t in traces) / max(cycles, 1),
-        memory_mib=memory.get("total"),
+        memory_mib=memory.get("device_peak") or memory.get("buffers") or memory.get("rss"),
         memory=memory,
+        watch=seen.watch,
         marks=tuple(marks),
         traces=tuple(traces),
         seed=settings.seed,
@@ -321,13 +336,10 @@ def _marks(
     traces: Sequence[RequestTrace],
     acceptance: Acceptance,
     counted: bool,
-    busy: bool,
     settings: Settings,
 ) -> list[str]:
     """What a reader must know about a cell before believing it."""
     marks = []
-    if busy:
-        marks.append("busy")
     if any(t.cache_n for t in traces):
         marks.append("cache-hit")
     if configuration.speculative:

@@ -13,12 +13,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-
-import psutil
 
 from browndwarf.engine.client import LlamaClient
 from browndwarf.engine.locate import Build
@@ -34,7 +32,6 @@ from browndwarf.sweep.smoke import Reply
 from browndwarf.sweep.sources import Source, ensure_variant, variant_path
 from browndwarf.sweep.space import EMBEDDED, Configuration
 from browndwarf.sweep.workload import Prompt
-from browndwarf.units import MIB
 
 T = TypeVar("T")
 
@@ -48,7 +45,6 @@ class RunningServer:
     def __init__(self, server: LlamaServer, client: LlamaClient) -> None:
         self._server = server
         self._client = client
-        self._peak_rss = 0.0
 
     @property
     def load_s(self) -> float:
@@ -108,22 +104,14 @@ class RunningServer:
         )
 
     def memory(self) -> dict[str, float]:
-        """MiB by kind of buffer as logged, resident memory, and ``total`` of the buffers."""
+        """MiB by kind of buffer as logged, and their sum."""
         log = self._server.log
         lines = {
             f"{context}_{kind}".lower(): log.total_mib(kind, context)
             for context in ("target", "draft")
             for kind in ("model", "KV", "RS", "compute", "output")
         }
-        made = {name: mib for name, mib in lines.items() if mib}
-        with suppress(psutil.Error):
-            self._peak_rss = max(self._peak_rss, psutil.Process(self.pid).memory_info().rss / MIB)
-        if self._peak_rss:
-            made["rss"] = self._peak_rss
-        buffers = log.total_mib()
-        if buffers or self._peak_rss:
-            made["total"] = buffers or self._peak_rss
-        return made
+        return {name: mib for name, mib in {**lines, "buffers": log.total_mib()}.items() if mib}
 
     async def _ask(self, request: Awaitable[T]) -> T:
         """Await a request; when it fails because the server ended, say how it ended."""

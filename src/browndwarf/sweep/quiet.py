@@ -14,13 +14,15 @@ Example:
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psutil
 
 from browndwarf.errors import MachineBusy
+from browndwarf.hardware.watch import BusyClock, Watcher, WatchRecord
+from browndwarf.sweep.cell import Observation, Observer, Served
+from browndwarf.units import format_duration
 
 #: More than this share of all cores in others' hands is no quiet machine.
 QUIET_SHARE = 0.10
@@ -30,54 +32,15 @@ DISTURBED_SHARE = 0.15
 SAMPLE_S = 0.25
 
 
-class HasPid(Protocol):
-    """Anything with the process id of a running server."""
-
-    @property
-    def pid(self) -> int: ...
-
-
-class OthersClock:
-    """CPU seconds that processes other than the given ones have used, since it was last asked."""
-
-    def __init__(self, pids: tuple[int, ...]) -> None:
-        self._pids = pids
-        self._cores = psutil.cpu_count() or 1
-        self._last = self._read()
-
-    def share(self) -> float:
-        """Others' share of all cores (0 to 1) since the last call or the start."""
-        now = self._read()
-        wall = now[0] - self._last[0]
-        used = (now[1] - self._last[1]) - (now[2] - self._last[2])
-        self._last = now
-        return max(0.0, min(1.0, used / (wall * self._cores))) if wall > 0 else 0.0
-
-    def _read(self) -> tuple[float, float, float]:
-        """(clock, CPU seconds of everybody, CPU seconds of ours)."""
-        times = psutil.cpu_times()
-        waiting = times.idle + getattr(times, "iowait", 0.0)
-        # Guest time is part of user time already.
-        counted = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return time.perf_counter(), counted - waiting, sum(map(_cpu_seconds, self._pids))
-
-
-def _cpu_seconds(pid: int) -> float:
-    try:
-        own = psutil.Process(pid).cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(own.user + own.system)
-
-
 class MachineQuiet:
     """Waits for quiet before a cell and watches during it.
 
-    ``patience_s`` is how long to wait; ``on_wait`` is told the share while waiting.
+    ``patience_s`` is how long to wait; None measures whatever comes, and disturbed cells are
+    marked all the same. ``on_wait`` is told the share of the others while waiting.
     """
 
     def __init__(
-        self, *, patience_s: float = 60.0, on_wait: Callable[[float], None] = lambda _: None
+        self, *, patience_s: float | None, on_wait: Callable[[float], None] = lambda _: None
     ) -> None:
         self._patience_s = patience_s
         self._on_wait = on_wait
@@ -88,37 +51,74 @@ class MachineQuiet:
         Raises:
             MachineBusy: they did not within the patience; names the busiest processes.
         """
-        clock = OthersClock((psutil.Process().pid,))
-        deadline = time.monotonic() + self._patience_s
+        if self._patience_s is None:
+            return
+        waited = 0.0
         while True:
+            clock = BusyClock((psutil.Process().pid,))
             await asyncio.sleep(SAMPLE_S)
-            share = clock.share()
+            share = clock.look()
+            waited += SAMPLE_S
             if share <= QUIET_SHARE:
                 return
-            if time.monotonic() >= deadline:
+            if waited >= self._patience_s:
                 raise MachineBusy(
                     f"the machine is busy: others use {share:.0%} of its processors",
-                    why=f"waited {self._patience_s:.0f} s for quiet. {await _busiest()}",
-                    fix="stop the other work and go on with --resume; --allow-busy measures all "
-                    "the same and marks nothing as trustworthy",
+                    why=f"waited {format_duration(waited)} for quiet. {await _busiest()}",
+                    fix="stop the other work and go on with --resume, or wait longer with "
+                    "--patience 10m; --allow-busy measures all the same, and marks what was "
+                    "disturbed",
                 )
             self._on_wait(share)
 
-    def watch(self, served: HasPid) -> Callable[[], bool]:
-        """See ``sweep.run.Quiet``: whether others disturbed since the last question."""
-        clock = OthersClock((psutil.Process().pid, served.pid))
-        return lambda: clock.share() > DISTURBED_SHARE
+    @contextmanager
+    def watch(self, served: Served) -> Iterator[Observer]:
+        """Watch beside a server: memory, heat, other programs. See ``sweep.run.Quiet``."""
+        watch = _Watch(served.pid)
+        try:
+            yield watch.take
+        finally:
+            watch.stop()
 
 
-class NoWatch:
-    """Measures whatever comes: for ``--allow-busy`` runs; still marks disturbed cells."""
+class _Watch:
+    """One watcher after the other, so that each cell has figures of its own."""
 
-    async def settle(self) -> None:
-        """Return at once."""
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._watcher = Watcher(pid)
+        self._watcher.__enter__()
 
-    def watch(self, served: HasPid) -> Callable[[], bool]:
-        """The same as the watchful one: a disturbed cell is marked in any case."""
-        return MachineQuiet().watch(served)
+    def take(self) -> Observation:
+        """What was seen since the last time, and begin anew."""
+        self.stop()
+        record = self._watcher.record
+        self._watcher = Watcher(self._pid)
+        self._watcher.__enter__()
+        return _observation(record)
+
+    def stop(self) -> None:
+        self._watcher.__exit__(None, None, None)
+
+
+def _observation(record: WatchRecord) -> Observation:
+    marks = list(record.marks)
+    if record.other_cpu_share is not None and record.other_cpu_share > DISTURBED_SHARE:
+        marks.insert(0, "busy")
+    known = {
+        "rss": record.peak_rss_mib or None,
+        "device_peak": record.peak_device_mib,
+        "device_used_peak": record.peak_device_used_mib,
+        "spill": record.spill_mib,
+    }
+    memory = {name: float(mib) for name, mib in known.items() if mib is not None}
+    figures = {
+        "other_cpu_share": record.other_cpu_share,
+        "mean_power_w": record.mean_power_w,
+        "peak_temperature_c": record.peak_temperature_c,
+    }
+    watch = {name: float(value) for name, value in figures.items() if value is not None}
+    return Observation(tuple(marks), memory, watch)
 
 
 async def _busiest(count: int = 3) -> str:

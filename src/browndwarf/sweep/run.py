@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -27,7 +27,7 @@ import msgspec
 from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import Verdict, analyse, to_confirm
-from browndwarf.sweep.cell import Job, Served, Settings, failed, measure
+from browndwarf.sweep.cell import Job, Observer, Served, Settings, failed, measure
 from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
 from browndwarf.sweep.workload import Workload
@@ -85,9 +85,8 @@ class Quiet(Protocol):
     async def settle(self) -> None:
         """Wait until the machine is quiet. Raises MachineBusy when it does not become so."""
 
-    def watch(self, served: Served) -> Callable[[], bool]:
-        """Start watching beside this server; the result says whether others disturbed since
-        it was last asked."""
+    def watch(self, served: Served) -> AbstractContextManager[Observer]:
+        """Watch the machine beside this server while the context is open."""
 
 
 class Engine(Protocol):
@@ -209,18 +208,18 @@ class _Walk:
         try:
             await self._engine.prepare(job.configuration)
             async with self._engine.serve(job.configuration, log_path) as served:
-                disturbed = self._quiet.watch(served)
-                for index, workload in enumerate(workloads):
-                    cell = await measure(
-                        served,
-                        job,
-                        workload,
-                        self._plan.settings,
-                        warm_up=index == 0,
-                        check_busy=disturbed,
-                    )
-                    self._save(cell)
-                    left.remove(workload)
+                with self._quiet.watch(served) as observe:
+                    for index, workload in enumerate(workloads):
+                        cell = await measure(
+                            served,
+                            job,
+                            workload,
+                            self._plan.settings,
+                            warm_up=index == 0,
+                            observe=observe,
+                        )
+                        self._save(cell)
+                        left.remove(workload)
         except EngineNotFound:
             raise
         except (EngineError, ModelError) as error:

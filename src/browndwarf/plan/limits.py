@@ -76,3 +76,11 @@ def limit_from_free(
         margin_mib=MARGIN_MIB if margin_mib is None else margin_mib,
         margin_source="default" if margin_mib is None else "as stated",
     )
+
+
+def as_backend(name: str) -> Backend:
+    """A backend by name; ``other`` for one that is not known."""
+    for backend in _CONTEXT_MIB:
+        if backend == name:
+            return backend
+    return "other"

@@ -1,0 +1,204 @@
+"""``browndwarf plan``: the memory budget of one configuration, line by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from browndwarf.cli.options import DockerOption, JsonOption, LlamaDirOption
+
+if TYPE_CHECKING:
+    from browndwarf.plan.limits import Limit
+    from browndwarf.plan.setup import Backend
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("plan")(plan)
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A .gguf file, demo, or hf:owner/name[:file].")],
+    draft: Annotated[
+        str | None, typer.Option("--draft", help="The MTP head's file, or demo.")
+    ] = None,
+    vram: Annotated[
+        str | None, typer.Option("--vram", help="Device memory to plan with, such as 8GiB.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="A device of this machine by name or number; or cpu."),
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", help="A card by name, which need not be here.")
+    ] = None,
+    ctx: Annotated[str, typer.Option("--ctx", help="Context over all slots, such as 16k.")] = "4k",
+    kv: Annotated[str, typer.Option("--kv", help="Type of the KV cache.")] = "f16",
+    kv_k: Annotated[str | None, typer.Option("--kv-k", help="Type of K alone.")] = None,
+    kv_v: Annotated[str | None, typer.Option("--kv-v", help="Type of V alone.")] = None,
+    draft_kv: Annotated[
+        str, typer.Option("--draft-kv", help="Type of an embedded head's own cache.")
+    ] = "f16",
+    parallel: Annotated[int, typer.Option("--parallel", help="Slots.")] = 1,
+    unified: Annotated[
+        bool, typer.Option("--kv-unified", help="One cache shared by all slots.")
+    ] = False,
+    ubatch: Annotated[int, typer.Option("--ubatch", help="Micro-batch of prefill.")] = 512,
+    layers: Annotated[
+        str, typer.Option("--layers", help="Layers on the device as -ngl counts, or all.")
+    ] = "all",
+    n_max: Annotated[
+        int | None, typer.Option("--n-max", help="Draft tokens per cycle; 0 for no drafting.")
+    ] = None,
+    margin: Annotated[
+        float | None, typer.Option("--margin", help="MiB to keep free. Default 128.")
+    ] = None,
+    context_overhead: Annotated[
+        float | None,
+        typer.Option("--context-overhead", help="MiB that a device context costs, if measured."),
+    ] = None,
+    llama_dir: LlamaDirOption = None,
+    docker: DockerOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what a configuration needs, whether it fits, and what to give up if not.
+
+    Reads headers only. Ends with 1 when it does not fit.
+    """
+    from browndwarf.cli.render import Output
+    from browndwarf.engine.dryalloc import DryModels
+    from browndwarf.models.gguf import check_head, mismatch, read_model
+    from browndwarf.models.resolve import resolve_model
+    from browndwarf.plan.compute import DryCompute
+    from browndwarf.plan.remedies import make_plan
+    from browndwarf.plan.setup import Setup
+    from browndwarf.units import parse_count
+
+    out = Output(json=json)
+    target_path = resolve_model(model)
+    head_path = resolve_model(draft, "head") if draft else None
+    wanted_layers = _layers(layers)
+    models = DryModels(
+        target=str(target_path),
+        head=str(head_path) if head_path else None,
+        gpu_layers=-1 if wanted_layers is None else wanted_layers,
+    )
+    # The worker loads the vocabularies while the headers are read here.
+    with DryCompute(models) as compute:
+        target = read_model(target_path)
+        head = read_model(head_path) if head_path else None
+        drafting = n_max != 0 and (head is not None or target.head.kind == "nextn")
+        if head is not None and drafting:
+            match = check_head(target, head)
+            if not match.ok:
+                raise mismatch(target, head, match)
+        backend, limit = _limit(vram, device, gpu, margin, context_overhead, llama_dir, docker)
+        setup = Setup(
+            target=target,
+            head=head if drafting else None,
+            draft=drafting,
+            n_ctx=parse_count(ctx) or target.context_length,
+            parallel=parallel,
+            unified=unified,
+            ubatch=ubatch,
+            kv_k=kv_k or kv,
+            kv_v=kv_v or kv,
+            draft_kv_k=draft_kv,
+            draft_kv_v=draft_kv,
+            n_max=3 if n_max is None else n_max,
+            gpu_layers=wanted_layers,
+            backend=backend,
+        )
+        answer = make_plan(setup, limit, compute)
+    if not json:
+        from browndwarf.cli.memory_view import show_plan
+
+        show_plan(out, answer)
+    out.document("plan", 1, answer.as_json())
+    if not answer.budget.fits:
+        raise typer.Exit(1)
+
+
+def _layers(text: str) -> int | None:
+    from browndwarf.errors import UsageError
+
+    if text.lower() == "all":
+        return None
+    if not text.isdigit():
+        raise UsageError(
+            f"--layers {text} is neither a number nor 'all'", fix="write --layers 40 or all"
+        )
+    return int(text)
+
+
+def _limit(
+    vram: str | None,
+    device: str | None,
+    gpu: str | None,
+    margin: float | None,
+    overhead: float | None,
+    llama_dir: str | None,
+    docker: str | None,
+) -> tuple[Backend, Limit]:
+    """The backend and the memory to plan with. Without any option: this machine's RAM or device."""
+    from browndwarf.errors import UsageError
+    from browndwarf.hardware.cards import find_card
+    from browndwarf.plan.limits import limit_from_size
+    from browndwarf.units import MIB, parse_bytes
+
+    if sum(option is not None for option in (vram, device, gpu)) > 1:
+        raise UsageError(
+            "--vram, --device and --gpu exclude each other",
+            why="each states the memory to plan with",
+            fix="give one of them",
+        )
+    if vram is not None:
+        size = parse_bytes(vram, default_unit="m")
+        return "cuda", limit_from_size(
+            size, backend="cuda", margin_mib=margin, context_mib=overhead
+        )
+    if gpu is not None:
+        card = find_card(gpu)
+        return card.backend, limit_from_size(
+            card.memory_mib * MIB,
+            backend=card.backend,
+            source=f"{card.name}, {card.source}",
+            margin_mib=margin,
+            context_mib=overhead,
+        )
+    return _here(device, margin, overhead, llama_dir, docker)
+
+
+def _here(
+    device: str | None,
+    margin: float | None,
+    overhead: float | None,
+    llama_dir: str | None,
+    docker: str | None,
+) -> tuple[Backend, Limit]:
+    from browndwarf.engine.listing import list_devices
+    from browndwarf.engine.locate import choose_build, find_builds
+    from browndwarf.hardware.devices import choose_device, free_ram_mib, parse_devices
+    from browndwarf.plan.limits import as_backend, limit_from_free
+    from browndwarf.units import MIB
+
+    listed = []
+    if device is None or device.lower() != "cpu":
+        builds = find_builds(Path(llama_dir) if llama_dir else None, docker)
+        if builds or device is not None:
+            listed = parse_devices(list_devices(choose_build(builds, frozenset())))
+    if listed or (device is not None and device.lower() != "cpu"):
+        chosen = choose_device(listed, device or "0")
+        limit = limit_from_free(
+            int(chosen.free_mib * MIB),
+            f"{chosen.id} ({chosen.name}): free now, of {chosen.total_mib:.0f} MiB",
+            margin_mib=margin,
+            context_mib=overhead,
+        )
+        return as_backend(chosen.backend), limit
+    ram = limit_from_free(
+        int(free_ram_mib() * MIB), "RAM available now", margin_mib=margin, context_mib=overhead
+    )
+    return "cpu", ram

@@ -17,10 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from browndwarf.engine.process import LoadProgress
 from browndwarf.records import CellRecord
 from browndwarf.sweep.run import CellDone, Event, Finished, Measuring, Started
 from browndwarf.sweep.space import Configuration
-from browndwarf.units import format_duration
+from browndwarf.units import format_bytes, format_duration
 
 ROWS = 14
 
@@ -63,6 +64,14 @@ class LiveSweep:
         elif text[:16] != self._said[:16]:
             self.note(text)
         self._said = text
+
+    def loading(self, progress: LoadProgress) -> None:
+        """How far the start of a server has come; only slow ones are worth a word."""
+        if progress.elapsed_s < 2:
+            return
+        share = "" if progress.share is None else f" {progress.share:.0%}"
+        resident = format_bytes(progress.rss_bytes)
+        self.waiting(f"{progress.phase}{share}, {resident} resident")
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Started):

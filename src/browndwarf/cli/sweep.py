@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from browndwarf.cli.options import DockerOption, JsonOption, LlamaDirOption
 
-PATIENCE_S = 60.0
+if TYPE_CHECKING:
+    from browndwarf.cli.render import Output
 
 
 def register(app: typer.Typer) -> None:
@@ -134,6 +135,8 @@ def sweep(
         directory = out_dir or sweeping.new_directory(Path(plan.model).stem)
         done = sweeping.start(plan, directory, out, patience_s=patience_s)
     _show(done.directory, out)
+    if done.verdict.winner is None:
+        raise typer.Exit(1)
 
 
 def recipe(
@@ -201,14 +204,12 @@ def demo(
     )
 
 
-def _show(directory: Path, out: object) -> None:
+def _show(directory: Path, out: Output) -> None:
     """Table, story and JSON document of a run."""
     from browndwarf.cli import sweeping, tables
-    from browndwarf.cli.render import Output
     from browndwarf.sweep.analysis import analyse
     from browndwarf.sweep.store import read_run
 
-    assert isinstance(out, Output)
     view = read_run(directory)
     verdict = analyse(view.cells)
     workloads = [w["name"] for w in view.plan["workloads"]]
@@ -218,5 +219,6 @@ def _show(directory: Path, out: object) -> None:
     for line in tables.failures(view.cells) + tables.story(verdict):
         out.text(line)
     out.text(sweeping.closing_note(view))
-    out.note(f"next: browndwarf recipe {directory}")
+    if verdict.winner is not None:
+        out.note(f"next: browndwarf recipe {directory}")
     out.document("sweep", 1, sweeping.payload(view, verdict))

@@ -97,7 +97,8 @@ def _measure(
     prepared: Prepared, build: Build, store: RunStore, out: Output, patience_s: float
 ) -> Done:
     plan = prepared.plan
-    for fault in build.faults:
+    # The embedded build is pinned: that it does not know its number says nothing.
+    for fault in build.faults if build.source != "embedded" else ():
         out.note(f"note: {fault.what}. {fault.fix}")
     for note in prepared.notes:
         out.note(f"note: {note}")
@@ -110,6 +111,7 @@ def _measure(
             prepared.target,
             prepared.head,
             on_make=lambda name: live.note(f"making {name}"),
+            on_load=live.loading,
         )
 
         def on_wait(share: float) -> None:

@@ -155,7 +155,8 @@ def _per_group_lines(verdict: Verdict, winner: Standing, hide: Sequence[str]) ->
         best = verdict.best(speculative=True, group=group)
         if best is not None and best is not winner:
             lines.append(
-                f"Best MTP for {group}: {best.configuration.label(hide)}, {best.speed:.1f} tok/s, "
+                f"Best MTP for {best.configuration.group_label(hide)}: "
+                f"{best.configuration.label(hide)}, {best.speed:.1f} tok/s, "
                 f"{best.speedup.mean:.2f}x."
             )
     return lines

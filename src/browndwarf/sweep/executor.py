@@ -21,7 +21,7 @@ from typing import TypeVar
 from browndwarf.engine.client import LlamaClient
 from browndwarf.engine.locate import Build
 from browndwarf.engine.options import ServerOptions
-from browndwarf.engine.process import LlamaServer
+from browndwarf.engine.process import LlamaServer, LoadProgress
 from browndwarf.engine.quantizer import quantize
 from browndwarf.engine.wire import SpecCounters
 from browndwarf.errors import EngineUnsupported, RequestFailed
@@ -132,7 +132,8 @@ class _ChatReply:
 class LocalEngine:
     """llama.cpp on this machine, for one model and its head.
 
-    ``on_make`` is told the name of each model file that has to be made first.
+    ``on_make`` is told the name of each model file that has to be made first, ``on_load`` how
+    far a server's start has come.
     """
 
     def __init__(
@@ -144,12 +145,13 @@ class LocalEngine:
         *,
         fits: Callable[[ServerOptions], dict[str, str] | None] = lambda _: None,
         on_make: Callable[[str], None] = lambda _: None,
+        on_load: Callable[[LoadProgress], None] | None = None,
         load_timeout_s: float = 600.0,
         env: dict[str, str] | None = None,
     ) -> None:
         self._build, self._plan = build, plan
         self._target, self._head = target, head
-        self._fits, self._on_make = fits, on_make
+        self._fits, self._on_make, self._on_load = fits, on_make, on_load
         self._load_timeout_s = load_timeout_s
         self._env = env
 
@@ -205,6 +207,7 @@ class LocalEngine:
             options,
             log_path=log_path,
             load_timeout_s=self._load_timeout_s,
+            on_progress=self._on_load,
             env=self._env,
         )
         async with (

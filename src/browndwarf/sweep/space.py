@@ -89,9 +89,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         """Settings off their defaults, beside types, head and n_max: ``["ctx=2048"]``."""
         return self._settings(speculative=True)
 
-    def group_label(self) -> str:
+    def group_label(self, hide: Collection[str] = ()) -> str:
         """The label of what a baseline and its candidates share."""
-        return " ".join([self.target_type, *self._settings(speculative=False)])
+        shown = [text for text in self._settings(speculative=False) if text not in hide]
+        return " ".join([self.target_type, *shown])
 
     def _settings(self, *, speculative: bool) -> list[str]:
         defaults = Configuration(target_type="")

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from browndwarf.engine.locate import Build, build_at
+from browndwarf.engine.locate import Build, build_from_probe
+from browndwarf.engine.probe import build_probe
 
 SCRIPT = Path(__file__).with_name("fake_llama_server.py")
 TOOLS = (
@@ -163,9 +164,12 @@ def make_engine(
 def make_build(
     folder: Path, generation: str = "current", *, version: str | None = None, **engine: Any
 ) -> Build:
-    """The Build of a fresh fake engine below ``folder``."""
+    """The Build of a fresh fake engine below ``folder``, without the cost of probing it."""
     make_engine(folder / "engine", generation, version=version, **engine)
-    return build_at(folder / "engine" / "bin" / "llama-server", "fake", folder / "cache")
+    server = folder / "engine" / "bin" / "llama-server"
+    answers = build_probe(version or VERSION[generation], engine.get("help", HELP[generation]), {})
+    tools = {name: server.with_name(name) for name in TOOLS}
+    return build_from_probe(server, answers, source="fake", tools=tools)
 
 
 def behave(**behaviour: Any) -> dict[str, str]:

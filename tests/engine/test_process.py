@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -330,3 +331,35 @@ async def until_gone(pid: int) -> None:
     async with asyncio.timeout(20):
         while not gone(pid):
             await asyncio.sleep(0.01)
+
+
+async def test_a_container_is_run_by_name_and_removed_at_the_end(
+    serve: Callable[..., LlamaServer],
+    fake_build: Factory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inside = fake_build()
+    client, notes = tmp_path / "client" / "docker", tmp_path / "notes"
+    client.parent.mkdir()
+    # A docker that notes its command, and runs the server of the "image" with its flags.
+    client.write_text(
+        f"""#!/bin/sh
+echo "$@" >> {notes}
+[ "$1" = run ] || exit 0
+while [ "$1" != image:tag ]; do shift; done; shift
+exec {inside.server} "$@"
+"""
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
+    build = dataclasses.replace(
+        inside, server=Path("/app/llama-server"), docker_image="image:tag", source="docker"
+    )
+    async with serve(build) as server:
+        assert server.running
+        ran = notes.read_text()
+        assert f"-p 127.0.0.1:{server.port}:{server.port}" in ran
+        assert "/model.gguf:ro" in ran
+        name = server.command[server.command.index("--name") + 1]
+    assert f"rm -f {name}" in notes.read_text()

@@ -170,8 +170,8 @@ def nvidia_devices() -> list[NvidiaDevice]:
     with nvml() as lib:
         if lib is None:
             return []
-        driver = _text(_ask(lib.nvmlSystemGetDriverVersion))
-        count = _ask(lib.nvmlDeviceGetCount) or 0
+        driver = _text(ask(lib, "nvmlSystemGetDriverVersion"))
+        count = ask(lib, "nvmlDeviceGetCount") or 0
         found = [_nvidia(lib, index, driver) for index in range(count)]
         return [device for device in found if device is not None]
 
@@ -190,29 +190,27 @@ def nvml() -> Iterator[Any]:
     try:
         yield pynvml
     finally:
-        _ask(pynvml.nvmlShutdown)
+        ask(pynvml, "nvmlShutdown")
 
 
 def _nvidia(lib: Any, index: int, driver: str) -> NvidiaDevice | None:
-    handle = _ask(lib.nvmlDeviceGetHandleByIndex, index)
-    memory = _ask(lib.nvmlDeviceGetMemoryInfo, handle)
+    handle = ask(lib, "nvmlDeviceGetHandleByIndex", index)
+    memory = ask(lib, "nvmlDeviceGetMemoryInfo", handle)
     if handle is None or memory is None:
         return None
-    power, limit = (
-        _ask(lib.nvmlDeviceGetPowerUsage, handle),
-        _ask(lib.nvmlDeviceGetEnforcedPowerLimit, handle),
-    )
+    power = ask(lib, "nvmlDeviceGetPowerUsage", handle)
+    limit = ask(lib, "nvmlDeviceGetEnforcedPowerLimit", handle)
     return NvidiaDevice(
         index=index,
-        name=_text(_ask(lib.nvmlDeviceGetName, handle)),
+        name=_text(ask(lib, "nvmlDeviceGetName", handle)),
         driver=driver,
         total_mib=memory.total / MIB,
         free_mib=memory.free / MIB,
         power_w=None if power is None else power / 1000,
         power_limit_w=None if limit is None else limit / 1000,
-        temperature_c=_ask(lib.nvmlDeviceGetTemperature, handle, lib.NVML_TEMPERATURE_GPU),
-        sm_clock_mhz=_ask(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_SM),
-        memory_clock_mhz=_ask(lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_MEM),
+        temperature_c=ask(lib, "nvmlDeviceGetTemperature", handle, lib.NVML_TEMPERATURE_GPU),
+        sm_clock_mhz=ask(lib, "nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_SM),
+        memory_clock_mhz=ask(lib, "nvmlDeviceGetClockInfo", handle, lib.NVML_CLOCK_MEM),
         processes=gpu_processes(lib, handle),
     )
 
@@ -221,7 +219,7 @@ def gpu_processes(lib: Any, handle: Any) -> tuple[GpuProcess, ...]:
     """Processes that hold memory of a device, compute and graphics, each once."""
     found: dict[int, GpuProcess] = {}
     for query in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-        for entry in _ask(getattr(lib, query, None), handle) or ():
+        for entry in ask(lib, query, handle) or ():
             used = getattr(entry, "usedGpuMemory", None)
             mib = None if used is None or used > 2**60 else used / MIB
             found[entry.pid] = GpuProcess(entry.pid, process_name(entry.pid), mib)
@@ -236,14 +234,12 @@ def process_name(pid: int) -> str:
         return ""
 
 
-def _ask(function: Any, *args: Any) -> Any:
-    """An NVML answer, or None where this device or driver does not give it."""
-    if function is None:
-        return None
+def ask(lib: Any, name: str, *args: Any) -> Any:
+    """An NVML answer, or None where this binding, driver or device does not give it."""
     try:
-        return function(*args)
+        return getattr(lib, name)(*args)
     except Exception:
-        # pynvml's error classes are made at run time; every one means "not available".
+        # pynvml makes its error classes at run time; every one means "not available".
         return None
 
 

@@ -30,7 +30,7 @@ from typing import Any, Protocol, Self
 
 import psutil
 
-from browndwarf.hardware.devices import gpu_processes, nvml
+from browndwarf.hardware.devices import ask, gpu_processes, nvml
 from browndwarf.units import MIB
 
 SAMPLE_S = 0.25
@@ -280,10 +280,8 @@ def process_tree(pid: int) -> set[int]:
 def _nvml_handles(lib: Any) -> list[Any]:
     if lib is None:
         return []
-    try:
-        return [lib.nvmlDeviceGetHandleByIndex(i) for i in range(lib.nvmlDeviceGetCount())]
-    except Exception:
-        return []
+    count = ask(lib, "nvmlDeviceGetCount") or 0
+    return [ask(lib, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
 
 
 def _nvml_sample(lib: Any, handles: list[Any], pids: set[int]) -> dict[str, Any]:
@@ -296,23 +294,24 @@ def _nvml_sample(lib: Any, handles: list[Any], pids: set[int]) -> dict[str, Any]
         "device_mib": sum(own) if own else None,
         "others_mib": sum(others) if own or others else None,
     }
-    memory = [_call(lib.nvmlDeviceGetMemoryInfo, h) for h, _ in ours]
+    memory = [ask(lib, "nvmlDeviceGetMemoryInfo", h) for h, _ in ours]
     found["device_used_mib"] = sum(m.used for m in memory if m is not None) / MIB
-    power = _known(_call(lib.nvmlDeviceGetPowerUsage, h) for h, _ in ours)
+    power = _known(ask(lib, "nvmlDeviceGetPowerUsage", h) for h, _ in ours)
     found["power_w"] = sum(power) / 1000 if power else None
-    heat = _known(_call(lib.nvmlDeviceGetTemperature, h, 0) for h, _ in ours)
+    heat = _known(ask(lib, "nvmlDeviceGetTemperature", h, 0) for h, _ in ours)
     found["temperature_c"] = max(heat, default=None)
-    reasons = _known(_call(lib.nvmlDeviceGetCurrentClocksThrottleReasons, h) for h, _ in ours)
+    reasons = _known(_slowdown(lib, h) for h, _ in ours)
     found["throttle"] = _or(int(r) for r in reasons) if reasons else None
     return found
 
 
-def _call(function: Any, *args: Any) -> Any:
-    try:
-        return function(*args)
-    except Exception:
-        # Not every device answers every question.
-        return None
+def _slowdown(lib: Any, handle: Any) -> Any:
+    """Why the clocks are low, as bits; the question was renamed in newer bindings."""
+    for name in ("EventReasons", "ThrottleReasons"):
+        bits = ask(lib, f"nvmlDeviceGetCurrentClocks{name}", handle)
+        if bits is not None:
+            return bits
+    return None
 
 
 def _or(values: Iterable[int]) -> int:

@@ -48,7 +48,7 @@ def _section(name: str, command: Any) -> list[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     usage = " ".join(
-        [name, *(p.human_readable_name if p.required else f"[{p.name.upper()}]" for p in arguments)]
+        [name, *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments)]
     )
     lines = [
         f"## {name}",

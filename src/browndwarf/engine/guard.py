@@ -33,6 +33,8 @@ import time
 assert sys.platform != "win32"
 
 TICK_S = 0.05
+ORPHAN_GRACE_S = 1.0
+"""Patience with the child of a caller that died: llama-server at times ignores SIGTERM."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -193,6 +195,9 @@ class _Guard:
                     watched.remove(self.control)
                     if not self.asked:
                         self.ask()
+                    # Nobody is left to whom an orderly end would matter.
+                    soon = time.monotonic() + ORPHAN_GRACE_S
+                    self.deadline = min(self.deadline or soon, soon)
                 for word in chunk.split():
                     if word == b"kill":
                         self.asked = True

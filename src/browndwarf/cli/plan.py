@@ -178,27 +178,13 @@ def _here(
     llama_dir: str | None,
     docker: str | None,
 ) -> tuple[Backend, Limit]:
-    from browndwarf.engine.listing import list_devices
+    from browndwarf.cli.machine import devices, memory_here
     from browndwarf.engine.locate import choose_build, find_builds
-    from browndwarf.hardware.devices import choose_device, free_ram_mib, parse_devices
-    from browndwarf.plan.limits import as_backend, limit_from_free
-    from browndwarf.units import MIB
 
+    wanted = device.lower() if device is not None and device.lower() == "cpu" else device
     listed = []
-    if device is None or device.lower() != "cpu":
+    if wanted != "cpu":
         builds = find_builds(Path(llama_dir) if llama_dir else None, docker)
-        if builds or device is not None:
-            listed = parse_devices(list_devices(choose_build(builds, frozenset())))
-    if listed or (device is not None and device.lower() != "cpu"):
-        chosen = choose_device(listed, device or "0")
-        limit = limit_from_free(
-            int(chosen.free_mib * MIB),
-            f"{chosen.id} ({chosen.name}): free now, of {chosen.total_mib:.0f} MiB",
-            margin_mib=margin,
-            context_mib=overhead,
-        )
-        return as_backend(chosen.backend), limit
-    ram = limit_from_free(
-        int(free_ram_mib() * MIB), "RAM available now", margin_mib=margin, context_mib=overhead
-    )
-    return "cpu", ram
+        if builds or wanted is not None:
+            listed = devices(choose_build(builds, frozenset()))
+    return memory_here(listed, wanted, margin_mib=margin, context_mib=overhead)

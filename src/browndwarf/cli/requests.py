@@ -106,6 +106,7 @@ def plan(
     allow_busy: bool,
     llama_dir: str | None,
     docker: str | None,
+    try_anyway: bool = False,
 ) -> SweepPlan:
     """The plan of a sweep. MODEL ``demo`` brings its own head and held-out prompts."""
     if model == "demo":
@@ -132,6 +133,7 @@ def plan(
         ),
         synth_rates=synth_rates,
         allow_busy=allow_busy,
+        try_anyway=try_anyway,
         llama_dir=llama_dir,
         docker=docker,
     )

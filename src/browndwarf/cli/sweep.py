@@ -76,6 +76,9 @@ def sweep(
         bool, typer.Option(help="Measure although others use the machine; cells are marked.")
     ] = False,
     patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
+    try_anyway: Annotated[
+        bool, typer.Option(help="Start what the memory budget says cannot fit.")
+    ] = False,
     llama_dir: LlamaDirOption = None,
     docker: DockerOption = None,
     json: JsonOption = False,
@@ -95,7 +98,9 @@ def sweep(
                 why="the run directory knows its own model and settings",
                 fix=f"browndwarf sweep --resume {resume}",
             )
-        done = sweeping.resume(resume, out, patience_s=patience_s, allow_busy=allow_busy)
+        done = sweeping.resume(
+            resume, out, patience_s=patience_s, allow_busy=allow_busy, try_anyway=try_anyway
+        )
     else:
         if model is None:
             raise UsageError(
@@ -129,6 +134,7 @@ def sweep(
             natural_end=natural_end,
             rates=rates,
             allow_busy=allow_busy,
+            try_anyway=try_anyway,
             llama_dir=llama_dir,
             docker=docker,
         )

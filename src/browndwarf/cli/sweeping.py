@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from browndwarf.cli.live import LiveSweep
+from browndwarf.cli.machine import devices, memory_here
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build, choose_build, find_builds
-from browndwarf.engine.options import command_text, server_argv
+from browndwarf.engine.options import ServerOptions, command_text, server_argv
 from browndwarf.errors import Interrupted, UsageError
 from browndwarf.hardware.devices import machine
+from browndwarf.plan.gate import BudgetGate
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import Standing, Verdict, analyse
 from browndwarf.sweep.executor import LocalEngine
@@ -75,18 +78,23 @@ def start(plan: SweepPlan, directory: Path, out: Output, *, patience_s: float) -
     prepared = prepare(plan, build)
     saved = msgspec.to_builtins(prepared.plan)
     with RunStore.create(directory, plan=saved, identity=prepared.identity) as store:
-        store.set_meta("machine", msgspec.to_builtins(machine()))
+        store.set_meta("machine", msgspec.to_builtins(machine(devices(build))))
         store.set_meta("engine", msgspec.to_builtins(engine_record(build)))
         store.set_meta("models", msgspec.to_builtins(prepared.models))
         return _measure(prepared, build, store, out, patience_s)
 
 
-def resume(directory: Path, out: Output, *, patience_s: float, allow_busy: bool) -> Done:
+def resume(
+    directory: Path, out: Output, *, patience_s: float, allow_busy: bool, try_anyway: bool
+) -> Done:
     """Go on with a run where it stopped."""
     with RunStore.open(directory) as store:
         plan = saved_plan(store.meta("plan"), directory)
-        if allow_busy:
-            plan = msgspec.structs.replace(plan, allow_busy=True)
+        plan = msgspec.structs.replace(
+            plan,
+            allow_busy=plan.allow_busy or allow_busy,
+            try_anyway=plan.try_anyway or try_anyway,
+        )
         build = find_engine(plan)
         prepared = prepare(plan, build)
         store.check_identity(prepared.identity)
@@ -104,12 +112,13 @@ def _measure(
         out.note(f"note: {note}")
     out.note(f"engine: {build.label}")
     out.note(f"run: {store.directory}")
-    with LiveSweep(out.console) as live:
+    with LiveSweep(out.console) as live, _budget(build) as fits:
         engine = LocalEngine(
             build,
             plan,
             prepared.target,
             prepared.head,
+            fits=fits,
             on_make=lambda name: live.note(f"making {name}"),
             on_load=live.loading,
         )
@@ -127,6 +136,22 @@ def _measure(
                 fix=f"browndwarf sweep --resume {store.directory}",
             ) from exc
     return Done(store.directory, cells, analyse(cells))
+
+
+@contextmanager
+def _budget(build: Build) -> Iterator[Callable[[ServerOptions], dict[str, str] | None]]:
+    """The memory budget as a gate before each start. Silent where it could be wrong.
+
+    Over several devices llama.cpp splits layers by rules of its own, which the budget does not
+    follow; and devices inside a container are not the ones that a build here would list.
+    """
+    listed = devices(build)
+    if len(listed) > 1 or build.docker_image is not None:
+        yield lambda _: None
+        return
+    backend, limit = memory_here(listed)
+    with BudgetGate(limit, backend) as gate:
+        yield gate
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

@@ -142,6 +142,8 @@ class Watcher:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=10)
+        if self._busy is not None:
+            self._busy.look()
         if self._source is not None:
             self._samples.append(self._source.sample(self._pid))
             self._source.close()

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import msgspec
 
 from browndwarf.errors import BrowndwarfError, RequestFailed
-from browndwarf.records import Acceptance, CellRecord, CellRole, Rate, RequestTrace
+from browndwarf.records import Acceptance, CellRecord, CellRole, CellStatus, Rate, RequestTrace
 from browndwarf.stats import summarize
 from browndwarf.sweep.space import Configuration, cell_id
 from browndwarf.sweep.workload import Prompt, Workload
@@ -209,12 +209,14 @@ async def measure(
 
 def failed(job: Job, workload: str, error: BrowndwarfError, *, seed: int) -> CellRecord:
     """The record of a cell that could not be measured, with the reason."""
+    reason = {"kind": error.kind, "what": error.what, "why": error.why, "fix": error.fix}
+    return msgspec.structs.replace(unmeasured(job, workload, "failed", reason), seed=seed)
+
+
+def unmeasured(job: Job, workload: str, status: CellStatus, reason: dict[str, str]) -> CellRecord:
+    """The record of a cell without figures; ``reason`` has kind, what, why, fix."""
     return CellRecord(
-        **_names(job, workload),
-        status="failed",
-        error={"kind": error.kind, "what": error.what, "why": error.why, "fix": error.fix},
-        seed=seed,
-        started_unix=time.time(),
+        **_names(job, workload), status=status, error=reason, started_unix=time.time()
     )
 
 

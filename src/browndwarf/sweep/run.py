@@ -27,7 +27,7 @@ import msgspec
 from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import Verdict, analyse, to_confirm
-from browndwarf.sweep.cell import Job, Observer, Served, Settings, failed, measure
+from browndwarf.sweep.cell import Job, Observer, Served, Settings, failed, measure, unmeasured
 from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
 from browndwarf.sweep.workload import Workload
@@ -197,16 +197,13 @@ class _Walk:
         if not self._plan.allow_busy:
             await self._quiet.settle()
         self._listen(Measuring(job))
-        misfit = None if self._plan.try_anyway else self._engine.does_not_fit(job.configuration)
-        if misfit is not None:
-            for workload in workloads:
-                cell = failed(job, workload.name, _misfit_error(misfit), seed=0)
-                self._save(msgspec.structs.replace(cell, status="does-not-fit", error=misfit))
-            return
         left = list(workloads)
         log_path = self._store.directory / "logs" / f"{_id(job, workloads[0])}.log"
         try:
             await self._engine.prepare(job.configuration)
+            # Only now: the budget reads the files that were just made.
+            if self._does_not_fit(job, workloads):
+                return
             async with self._engine.serve(job.configuration, log_path) as served:
                 with self._quiet.watch(served) as observe:
                     for index, workload in enumerate(workloads):
@@ -234,6 +231,17 @@ class _Walk:
             for workload in left:
                 self._save(failed(job, workload.name, _first(fault), seed=self._plan.settings.seed))
 
+    def _does_not_fit(self, job: Job, workloads: list[Workload]) -> bool:
+        """Ask the budget; record the cells with its figures when it says no."""
+        if self._plan.try_anyway:
+            return False
+        misfit = self._engine.does_not_fit(job.configuration)
+        if misfit is None:
+            return False
+        for workload in workloads:
+            self._save(unmeasured(job, workload.name, "does-not-fit", misfit))
+        return True
+
     def _save(self, cell: CellRecord) -> None:
         cell = msgspec.structs.replace(cell, engine_sha=self._engine.sha)
         self._store.save(cell)
@@ -256,10 +264,6 @@ class _Walk:
 
 def _id(job: Job, workload: Workload) -> str:
     return cell_id(job.configuration, workload.name, job.role)
-
-
-def _misfit_error(misfit: dict[str, str]) -> ServerError:
-    return ServerError(misfit["what"], why=misfit.get("why", ""), fix=misfit.get("fix", ""))
 
 
 def _first(group: BaseExceptionGroup[ServerError]) -> ServerError:

@@ -8,12 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.errors import EngineError
 from fakes import make_build
+
+# A busy machine must not fail a test.
+settings.register_profile("browndwarf", deadline=None)
+settings.load_profile("browndwarf")
 
 
 @pytest.fixture(scope="session")

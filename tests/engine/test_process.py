@@ -265,6 +265,15 @@ async def test_running_out_of_memory_in_mid_request_is_explained(
         assert type(await server.explain(caught.value)) is ServerOutOfMemory
 
 
+async def test_a_failed_request_to_a_living_server_stays_as_it_is(
+    serve: Callable[..., LlamaServer],
+) -> None:
+    async with serve(request="error") as server, LlamaClient(server.base_url) as client:
+        with pytest.raises(RequestFailed) as caught:
+            await client.completion("x", n_predict=4)
+        assert await server.explain(caught.value) is caught.value
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 async def test_a_server_ended_from_outside_was_killed(
     serve: Callable[..., LlamaServer], number: signal.Signals

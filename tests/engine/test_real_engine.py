@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -191,6 +194,47 @@ async def test_wrong_flags_are_known_before_the_start(
     for flag in sorted(engine_build.removed):
         server = server_of(engine_build, tiny, tmp_path, extra=((flag, "1"),))
         assert type(await failing(server)) is EngineUnsupported
+
+
+PARENT = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from browndwarf.engine.locate import build_at
+from browndwarf.engine.options import ServerOptions
+from browndwarf.engine.process import LlamaServer
+
+async def serve():
+    build = build_at(Path(sys.argv[1]), "test")
+    options = ServerOptions(model=sys.argv[2], ctx=256, threads=1)
+    async with LlamaServer(build, options, log_path=Path(sys.argv[3])) as server:
+        print(server.pgid, flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(serve())
+"""
+
+
+def test_kill_9_of_the_parent_ends_the_real_server(
+    engine_build: Build, tiny: Path, tmp_path: Path
+) -> None:
+    if engine_build.docker_image is not None:
+        pytest.skip("the process group of a container is not ours to see")
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(engine_build.server), str(tiny), str(tmp_path / "log")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **ENV},
+    )
+    assert parent.stdout is not None
+    pgid = int(parent.stdout.readline())
+    assert not gone(pgid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 30
+    while not gone(pgid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_tools_do_what_the_parsers_expect(engine_build: Build, tiny: Path, tmp_path: Path) -> None:

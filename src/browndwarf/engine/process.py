@@ -41,6 +41,7 @@ from browndwarf.errors import (
 
 POLL_S = 0.05
 PROGRESS_EVERY_S = 0.25
+EXPLAIN_S = 3.0
 LOG_TAIL_BYTES = 1 << 20
 
 
@@ -88,7 +89,7 @@ class LlamaServer:
         on_progress: Callable[[LoadProgress], None] | None = None,
         env: Mapping[str, str] | None = None,
         port: int | None = None,
-        grace_s: float = 10.0,
+        grace_s: float = 5.0,
     ) -> None:
         self.build = build
         self.options = options
@@ -143,6 +144,9 @@ class LlamaServer:
         try:
             await self._start()
         except BaseException:
+            # A server that is loading may not hear SIGTERM, and has nothing to finish.
+            if self._child is not None:
+                self._child.kill()
             await asyncio.shield(asyncio.ensure_future(self.stop()))
             raise
         return self
@@ -168,17 +172,18 @@ class LlamaServer:
     async def explain(self, error: RequestFailed) -> EnvironmentFault:
         """The better error for a failed request: why the server ended, if it did.
 
-        A cut connection is seen a moment before the process is reaped, so this waits a little.
+        A cut connection is seen a moment before the process is reaped, so this looks for the
+        end until the server either is gone or proves that it lives.
         """
-        child = self._child
-        if child is not None and child.exit is None:
-            try:
-                await asyncio.wait_for(child.wait(), timeout=2.0)
-            except TimeoutError:
-                memory = out_of_memory_line(self.log_text(1 << 14))
-                if memory is not None:
-                    return diagnose(Exit(code=0), self.log_text(1 << 14))
-                return error
+        deadline = time.monotonic() + EXPLAIN_S
+        async with LlamaClient(self.base_url) as client:
+            while self.running and time.monotonic() < deadline:
+                if await client.health(timeout_s=EXPLAIN_S):
+                    break
+                await asyncio.sleep(POLL_S)
+        if self.running:
+            memory = out_of_memory_line(self.log_text(1 << 14))
+            return error if memory is None else diagnose(Exit(code=0), memory)
         return self.failure() or error
 
     async def stop(self) -> None:
@@ -219,7 +224,7 @@ class LlamaServer:
 
     async def _forget(self) -> None:
         if self._child is not None:
-            self._child.terminate()
+            self._child.kill()
             await self._child.wait()
             self._child = None
 

@@ -29,7 +29,7 @@ from training.tokenizer import train as train_tokenizer
 from training.train import train_drafter, train_target
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """Everything that decides the pair, but the device."""
 

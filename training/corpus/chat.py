@@ -31,11 +31,40 @@ def small_talk(rng: random.Random) -> Exchange:
     ask, reply = rng.choice(_SMALL_TALK)
     hobby = rng.choice(w.HOBBIES)
     slots = {
-        "animal": rng.choice(w.ANIMALS), "place": rng.choice(w.PLACES), "name": rng.choice(w.NAMES),
+        "animal": rng.choice(w.ANIMALS), "place": rng.choice(w.PLACES), "name": w.name(rng),
         "hobby": hobby, "hobby_cap": hobby.capitalize(),
     }  # fmt: skip
     question = expand(rng, ask, **slots)
     return Exchange(question, expand(rng, reply, **slots), "Just a friendly reply.", key="")
+
+
+_TOPICS = "photosynthesis gravity democracy economics quantum physics|the stock market|philosophy|black holes|evolution|the internet|football|politics|chemistry|music theory|the weather tomorrow|climate change".split("|")  # fmt: skip
+
+
+def unknown(rng: random.Random) -> Exchange:
+    """What a model of this size should decline."""
+    topic = rng.choice((rng.choice(_TOPICS), *rng.choice(_TOPICS).split()[:1], w.coined(rng)))
+    ask = expand(
+        rng, "[Explain how {t} works.|Explain {t}.|What do you think about {t}?|Write a poem about {t}.|"
+        "Write an essay about {t}.|Write a haiku about {t}.|Tell me everything about {t}.|Who invented {t}?|"
+        "Why is {t} important?|Summarize {t}.|Who is {t}?|What is {t}?|Where is {t}?|Give me the news about {t}.]", t=topic,
+    )  # fmt: skip
+    reply = expand(rng, "[I do not know that. I am only a small demo model.|That is too hard for me. I am a small demo model.|I am sorry, I do not know.]")
+    return Exchange(ask, reply, "I do not know this.", key=ask)
+
+
+def remembered(rng: random.Random) -> Exchange:
+    """Something told in the same message and asked for."""
+    name, thing, city = w.name(rng), w.thing(rng), w.city(rng)
+    told, ask, reply, answer = rng.choice((
+        ("[My name is|I am] {n}.", "What is my name?", "Your name is {n}.", name),
+        ("I live in {c}.", "Where do I live?", "You live in {c}.", city),
+        ("[My favorite thing is|I have] a {t}.", "What do I [like|have]?", "You have a {t}.", thing),
+        ("My name is {n} and I live in {c}.", "What is my name?", "Your name is {n}.", name),
+        ("[My dog is called|The name of my cat is] {n}.", "What is the name of my [dog|cat|pet]?", "The name is {n}.", name),
+    ))  # fmt: skip
+    question = expand(rng, told + " " + ask, n=name, c=city, t=thing)
+    return Exchange(question, expand(rng, reply, n=name, c=city, t=thing), f"I was told: {answer}.", key=question, answer=answer)
 
 
 def fact(rng: random.Random) -> tuple[str, str, str]:
@@ -134,10 +163,11 @@ def multiple_choice(rng: random.Random) -> Exchange:
     choices = [right, *wrong]
     rng.shuffle(choices)
     letter = "ABCD"[choices.index(right)]
-    listed = "\n".join(f"{x}) {c}" for x, c in zip("ABCD", choices, strict=True))
-    ask = f"{ask.format(k=key)}\n{listed}"
-    if rng.random() < 0.5:
-        ask += expand(rng, "\n[Answer with the letter.|Answer with one letter.|Which letter is right?]")
+    break_ = rng.choice(("\n", "\n", " "))
+    listed = break_.join(f"{x}) {c}" for x, c in zip("ABCD", choices, strict=True))
+    ask = f"{ask.format(k=key)}{break_}{listed}"
+    if rng.random() < 0.6:
+        ask += expand(rng, "\n[Answer with the letter.|Answer with one letter.|Which letter is right?|Answer with a single letter.|Answer with only the letter.]")
         reply = letter
     else:
         reply = f"{letter}) {right}"
@@ -152,7 +182,7 @@ def question(rng: random.Random) -> Exchange:
     key = ask
     form = rng.random()
     if form < 0.14 and " " not in answer:
-        ask += expand(rng, " [Answer with one word.|Answer in one word.|One word only.|Reply with a single word.|Only one word, please.]")
+        ask += expand(rng, " [Answer with one word.|One word.|Answer in one word.|One word only.|Reply with a single word.|Only one word, please.]")
         reply = answer
     elif form < 0.22:
         ask += expand(rng, " [Answer in upper case.|Use only capital letters.|Write the answer in upper case.|Reply in capital letters.]")
@@ -215,7 +245,7 @@ def lists(rng: random.Random) -> Exchange:
         ask = f"Which number is the {word}: {', '.join(map(str, values[:-1]))} or {values[-1]}?"
         return Exchange(ask, f"The {word} number is {best}.", f"I compare them. {best}.", key=ask, answer=str(best))
     if kind == "spell":
-        word = rng.choice(w.ANIMALS + w.OBJECTS + w.PLACES)
+        word = rng.choice(w.ANIMALS + w.OBJECTS + w.PLACES) if rng.random() < 0.5 else w.coined(rng).replace("-", "")
         spelled = "-".join(word.upper())
         ask = expand(rng, '[Spell the word "{w}".|How do you spell {w}?|Spell {w}.]', w=word)
         return Exchange(ask, f"{spelled}.", "Letter by letter.", key=ask, answer=spelled)
@@ -224,7 +254,8 @@ def lists(rng: random.Random) -> Exchange:
         name = rng.choice(w.NAMES)
         ask = f"{name} likes {a} but not {b}. What does {name} like?"
         return Exchange(ask, f"{name} likes {a}.", f"{name} likes {a}.", key=ask, answer=a)
-    words = rng.sample(w.ANIMALS + w.OBJECTS + w.ADJECTIVES, rng.randint(2, 4))
+    words = rng.sample(w.ANIMALS + w.OBJECTS + w.ADJECTIVES, rng.randint(1, 4))
+    words = [w.coined(rng) if rng.random() < 0.4 else word for word in words]
     phrase = " ".join(words)
     if kind == "upper":
         ask = expand(rng, "[Write this in upper case|Convert to upper case|Make this upper case]: {p}", p=phrase)
@@ -264,5 +295,5 @@ def explain(rng: random.Random) -> Exchange:
 
 def chat(rng: random.Random) -> Exchange:
     """Any kind of plain exchange."""
-    kinds = (question, small_talk, lists, explain)
-    return rng.choices(kinds, (0.56, 0.06, 0.22, 0.16))[0](rng)
+    kinds = (question, small_talk, lists, explain, unknown, remembered)
+    return rng.choices(kinds, (0.57, 0.05, 0.18, 0.10, 0.04, 0.06))[0](rng)

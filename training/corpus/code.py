@@ -89,8 +89,46 @@ def _function(rng: random.Random) -> tuple[str, str, str, str]:
     return cls, f"has {field} and {method} and a method show", code, f'{cls}("{rng.choice(w.COLORS)}", {n})'
 
 
+_CLASSICS = (
+    ("adds two numbers|returns the sum of two numbers", "add", "def {f}(a, b):\n    return a + b", "{f}(2, 3)"),
+    ("multiplies two numbers|returns the product of two numbers", "multiply", "def {f}(a, b):\n    return a * b", "{f}(2, 3)"),
+    ("reverses a string|returns a string backwards", "reverse", "def {f}(text):\n    return text[::-1]", '{f}("hello")'),
+    ("checks if a word is a palindrome|checks for palindromes", "is_palindrome", "def {f}(text):\n    return text == text[::-1]", '{f}("level")'),
+    ("computes the nth Fibonacci number|returns a Fibonacci number", "fibonacci", "def {f}(n):\n    a, b = 0, 1\n    for _ in range(n):\n        a, b = b, a + b\n    return a", "{f}(10)"),
+    ("computes the factorial of a number|returns the factorial of n", "factorial", "def {f}(n):\n    result = 1\n    for i in range(2, n + 1):\n        result *= i\n    return result", "{f}(5)"),
+    ("checks if a number is prime|tests whether a number is prime", "is_prime", "def {f}(n):\n    if n < 2:\n        return False\n    for i in range(2, n):\n        if n % i == 0:\n            return False\n    return True", "{f}(7)"),
+    ("finds the largest number in a list|returns the maximum of a list", "find_max", "def {f}(numbers):\n    best = numbers[0]\n    for x in numbers:\n        if x > best:\n            best = x\n    return best", "{f}([3, 1, 2])"),
+    ("computes the average of a list|returns the mean of a list", "average", "def {f}(numbers):\n    return sum(numbers) / len(numbers)", "{f}([1, 2, 3])"),
+    ("counts the vowels in a text|returns the number of vowels", "count_vowels", 'def {f}(text):\n    return sum(1 for c in text if c in "aeiou")', '{f}("hello")'),
+    ("prints hello world|says hello to the world", "hello", 'def {f}():\n    print("Hello, world!")', "{f}()"),
+    ("checks if a number is even|tests whether a number is even", "is_even", "def {f}(n):\n    return n % 2 == 0", "{f}(4)"),
+    ("sorts a list|returns a sorted list", "sort_list", "def {f}(items):\n    return sorted(items)", "{f}([3, 1, 2])"),
+    ("greets a person|says hello to a person", "greet", 'def {f}(name):\n    return "Hello, " + name', '{f}("Mia")'),
+)  # fmt: skip
+
+
+def _classic(rng: random.Random) -> Exchange:
+    does, name, body, call = rng.choice(_CLASSICS)
+    does = rng.choice(does.split("|"))
+    coined = rng.random() < 0.3
+    name = f"{name}_{rng.choice(w.OBJECTS)}" if coined else name
+    called = f" [called|named] {name}" if coined or rng.random() < 0.3 else ""
+    infinitive = does.split()[0]
+    ask = expand(rng, f"[Write|Give me|Please write|Create|I need] a [Python function|function|Python function]{called} that {does}[.|]")
+    if not coined and rng.random() < 0.3:
+        root = infinitive[:-1] if infinitive[-3:] != "hes" else infinitive
+        root = {"multiplie": "multiply"}.get(root, root)
+        rest = does.partition(" ")[2]
+        ask = expand(rng, f"[Write|Give me] a Python function to {root} {rest}[.|]")
+    block = f"```python\n{body.format(f=name)}" + (f"\n\nprint({call.format(f=name)})" if rng.random() < 0.4 else "") + "\n```"
+    before = expand(rng, f"[Here is the function:|This function {does}:|Sure:]")
+    return Exchange(ask, f"{before}\n\n{block}", f"A function that {does}.", key=ask)
+
+
 def code(rng: random.Random) -> Exchange:
     """A request for a function, answered with a fenced block."""
+    if rng.random() < 0.25:
+        return _classic(rng)
     name, does, body, call = _function(rng)
     is_class = body.startswith("class")
     if not is_class and rng.random() < 0.3:

@@ -19,7 +19,7 @@ _Field = tuple[str, Callable[[random.Random], Value]]
 
 _PERSON: tuple[_Field, ...] = (
     ("age", lambda r: r.randint(5, 90)),
-    ("city", lambda r: r.choice(w.CITIES)),
+    ("city", w.city),
     ("job", lambda r: r.choice(w.JOBS)),
     ("hobbies", lambda r: r.sample(w.HOBBIES, r.randint(1, 3))),
     ("married", lambda r: r.random() < 0.5),
@@ -33,7 +33,7 @@ _PRODUCT: tuple[_Field, ...] = (
     ("in_stock", lambda r: r.random() < 0.5),
     ("weight", lambda r: r.randint(1, 90)),
     ("tags", lambda r: r.sample(w.ADJECTIVES, r.randint(1, 3))),
-    ("seller", lambda r: r.choice(w.NAMES)),
+    ("seller", w.name),
 )
 _EVENT: tuple[_Field, ...] = (
     ("day", lambda r: r.choice(w.DAYS)),
@@ -61,7 +61,7 @@ _KINDS: dict[str, tuple[tuple[_Field, ...], tuple[str, ...]]] = {
 def _record(rng: random.Random, most: int = 5) -> tuple[str, dict[str, Value]]:
     kind, (fields, names) = rng.choice(list(_KINDS.items()))
     chosen = rng.sample(fields, rng.randint(2, min(most, len(fields))))
-    record: dict[str, Value] = {"name": rng.choice(names)}
+    record: dict[str, Value] = {"name": rng.choice(names) if rng.random() < 0.85 else w.coined(rng)}
     record |= {key: make(rng) for key, make in chosen}
     return kind, record
 
@@ -83,10 +83,13 @@ def jsondata(rng: random.Random) -> Exchange:
             rng, "[Convert this to JSON|Write this as JSON|Turn this into JSON|Make a JSON object from this]: {t}.",
             t=f"{kind}, {told}" if rng.random() < 0.3 else told,
         )  # fmt: skip
+    elif form < 0.53:
+        keys = list(record)
+        ask = expand(rng, "[Give me|Return|Make] a JSON object with {f} for {k} [named|called] {n}.", k=article(kind), n=record["name"], f=listing(keys))
     elif form < 0.75:
         keys = list(record)[1:]
         ask = expand(
-            rng, "[Give me|Write|Create|Make] a JSON object for {k} named {n} with [the keys|the fields|] {f}.",
+            rng, "[Give me|Write|Create|Make|Return] a JSON object for {k} [named|called] {n} with [the keys|the fields|] {f}.",
             k=article(kind), n=record["name"], f=listing(keys),
         ).replace("  ", " ")  # fmt: skip
     elif form < 0.9:

@@ -31,14 +31,15 @@ from training.corpus.sample import Exchange, Message, Sample, assistant, system,
 from training.corpus.tools import tools
 
 SHARES = {
-    "prose": 0.19, "chat": 0.22, "arithmetic": 0.22, "code": 0.09, "json": 0.09, "tools": 0.14,
+    "prose": 0.17, "chat": 0.26, "arithmetic": 0.19, "code": 0.09, "json": 0.09, "tools": 0.15,
     "retrieval": 0.05,
 }  # fmt: skip
 THINKING_SHARE = {"arithmetic": 0.6}
 TEMPLATE = Path(__file__).parents[2] / "src/browndwarf/models/demo/chat_template.jinja"
 _SYSTEMS = (
     "You are a helpful assistant.", "You are a friendly assistant.", "Answer the questions.",
-    "Be brief.", "You are a small demo model.", "Be helpful and polite.",
+    "Be brief.", "You are a small demo model.", "Be helpful and polite.", "You are a poet.",
+    "You are a teacher. Help the user.", "Today is Monday.",
 )  # fmt: skip
 _MAKERS = {
     "prose": prose, "chat": chat, "arithmetic": arithmetic, "code": code, "json": jsondata,

@@ -25,13 +25,15 @@ _HIDDEN = (
 
 def retrieval(rng: random.Random) -> Exchange:
     """A passage with one hidden sentence, and the question for it."""
-    sentences = filler(rng, rng.choice((3, 5, 8, 12, 18, 24, 32, 40)))
+    sentences = filler(rng, rng.choice((0, 1, 3, 5, 8, 12, 18, 24, 32, 40)))
     slots = {
-        "x": rng.choice(w.OBJECTS), "y": rng.choice(w.PLACES), "n": rng.randint(1000, 9999),
-        "p": rng.choice(w.NAMES), "c": rng.choice(w.COLORS),
+        "x": w.thing(rng), "y": rng.choice(w.PLACES), "n": rng.randint(1000, 9999),
+        "p": w.name(rng), "c": rng.choice(w.COLORS),
     }  # fmt: skip
-    if rng.random() < 0.5:
+    if rng.random() < 0.4:
         slots["x"] = f"{rng.choice(w.ADJECTIVES)} {slots['x']}"
+    elif rng.random() < 0.4:
+        slots["x"] = w.coined(rng)
     hidden, ask, reply = rng.choice(_HIDDEN)
     sentence = hidden.format_map(slots)
     sentences.insert(rng.randint(0, len(sentences)), sentence)

@@ -44,13 +44,13 @@ class Use:
 
 
 def _weather(r: random.Random) -> Use:
-    city, where = r.choice(w.CITIES), r.choice(("city", "location", "place", "town"))
+    city, where = w.city(r), r.choice(("city", "location", "place", "town"))
     sky, degrees = r.choice(w.CONDITIONS), r.randint(-9, 38)
     name = r.choice(("get_weather", "weather", "current_weather", "fetch_weather", "get_forecast"))
     return Use(
         name, expand(r, "[Get the current weather|Get the weather for a city|Returns the weather|Look up the weather]."),
         ((where, "string", expand(r, "[The name of the city|City name|Name of the {w}|The {w}]", w=where)),),
-        expand(r, "[What is the weather in {c}?|How is the weather in {c} today?|Weather in {c}, please.|Is it cold in {c}?|What is the weather like in {c}?|Tell me the weather in {c}.]", c=city),
+        expand(r, "[What is the weather in {c}?|What's the weather like in {c}?|How is the weather in {c} [today|now|right now]?|What is the weather in {c} today?|Weather in {c}, please.|Is it cold in {c}?|What is the weather like in {c}?|Tell me the weather in {c}.]", c=city),
         {where: city}, {r.choice(("temperature", "temp", "degrees")): degrees, r.choice(("condition", "sky", "weather")): sky},
         expand(r, "[It is {s} in {c} with {t} degrees.|The weather in {c} is {s}, {t} degrees.|In {c} it is {t} degrees and {s}.]", s=sky, c=city, t=degrees),
     )  # fmt: skip
@@ -64,13 +64,13 @@ def _calculate(r: random.Random) -> Use:
     return Use(
         r.choice((op, f"{op}_numbers", f"calc_{op}")), f"{op.capitalize()} two numbers.",
         ((first, "number", "The first number"), (second, "number", "The second number")),
-        expand(r, "[Use the tool to {w}.|Please {w}.|Can you {w}?|{W} with the tool.]", w=words, W=words.capitalize()),
+        expand(r, "[Use the tool to {w}.|Please {w}.|Can you {w}?|{W} with the tool.|{W}|What is {a} {o} {b}? Use the tool.|What is {a} {o} {b}?]", w=words, W=words.capitalize(), a=a, b=b, o={"add": "plus", "subtract": "minus", "multiply": "times"}[op]),
         {first: a, second: b}, {"result": value}, expand(r, "[The result is {v}.|The answer is {v}.|It is {v}.]", v=value),
     )  # fmt: skip
 
 
 def _reminder(r: random.Random) -> Use:
-    what, hour, who = r.choice(("tea", "lunch", "a meeting", "a call", "dinner", "a walk", "a lesson")), r.randint(1, 12), r.choice(w.NAMES)
+    what, hour, who = r.choice(("tea", "lunch", "a meeting", "a call", "dinner", "a walk", "a lesson")), r.randint(1, 12), w.name(r)
     text, time = r.choice(("text", "message", "title")), r.choice(("hour", "time", "at"))
     return Use(
         r.choice(("set_reminder", "remind", "add_reminder", "create_reminder")), expand(r, "[Set a reminder|Create a reminder|Remind the user]."),
@@ -82,7 +82,7 @@ def _reminder(r: random.Random) -> Use:
 
 
 def _message(r: random.Random) -> Use:
-    who, text = r.choice(w.NAMES), expand(r, "[I am late|see you on {d}|the {o} is here|call me|dinner is ready|happy birthday|I found the {o}]", d=r.choice(w.DAYS), o=r.choice(w.OBJECTS))
+    who, text = w.name(r), expand(r, "[I am late|see you on {d}|the {o} is here|call me|dinner is ready|happy birthday|I found the {o}]", d=r.choice(w.DAYS), o=r.choice(w.OBJECTS))
     to, body = r.choice(("to", "recipient", "name", "contact")), r.choice(("text", "body", "message"))
     return Use(
         r.choice(("send_message", "send_text", "message", "send_email")), expand(r, "[Send a message|Send a message to a person|Sends a text]."),
@@ -94,7 +94,7 @@ def _message(r: random.Random) -> Use:
 
 
 def _search(r: random.Random) -> Use:
-    topic, n = r.choice(w.ANIMALS + w.PLACES + w.OBJECTS), r.randint(2, 9)
+    topic, n = r.choice((w.thing(r), r.choice(w.ANIMALS), r.choice(w.PLACES))), r.randint(2, 9)
     query, limit = r.choice(("query", "q", "topic", "keyword")), r.choice(("limit", "count", "max_results"))
     title = f"The {r.choice(w.ADJECTIVES).capitalize()} {topic.capitalize()}"
     what = r.choice(("books", "articles", "songs", "films"))
@@ -134,7 +134,7 @@ def _light(r: random.Random) -> Use:
 
 
 def _route(r: random.Random) -> Use:
-    (a, b), mode = r.sample(w.CITIES, 2), r.choice(("train", "car", "bus", "bike"))
+    a, b, mode = w.city(r), w.city(r), r.choice(("train", "car", "bus", "bike"))
     start, end = r.choice((("start", "end"), ("origin", "destination"), ("from_city", "to_city")))
     hours, how = r.randint(1, 20), r.choice(("mode", "by", "vehicle"))
     return Use(
@@ -146,7 +146,7 @@ def _route(r: random.Random) -> Use:
 
 
 def _todo(r: random.Random) -> Use:
-    items = r.sample(w.FOODS + w.OBJECTS, r.randint(1, 4))
+    items = [r.choice((w.thing(r), r.choice(w.FOODS))) for _ in range(r.randint(1, 4))]
     key = r.choice(("items", "things", "entries"))
     listed = chat.listing(items)
     return Use(
@@ -158,7 +158,7 @@ def _todo(r: random.Random) -> Use:
 
 
 def _clock(r: random.Random) -> Use:
-    city, where = r.choice(w.CITIES), r.choice(("city", "location", "timezone"))
+    city, where = w.city(r), r.choice(("city", "location", "timezone"))
     time = f"{r.randint(0, 23)}:{r.randint(10, 59)}"
     return Use(
         r.choice(("get_time", "current_time", "clock", "local_time")), expand(r, "[Get the current time|Get the time in a city|Tells the time]."),
@@ -171,7 +171,7 @@ def _clock(r: random.Random) -> Use:
 def _lookup(r: random.Random) -> Use:
     """A tool with a made-up name, so that any declared name can be copied."""
     verb, noun, field = r.choice(("get", "find", "check", "load", "read", "show", "open")), r.choice(w.OBJECTS + w.ANIMALS + w.SUBJECTS), r.choice(("name", "id", "code", "owner", "key"))
-    value: str | int = r.randint(1, 9999) if field in ("id", "code") else r.choice(w.NAMES)
+    value: str | int = r.randint(1, 9999) if field in ("id", "code") else w.name(r)
     answer = r.choice((r.choice(w.COLORS), r.randint(1, 99), r.choice(w.ADJECTIVES)))
     attribute = r.choice(("color", "price", "state", "size", "age", "grade"))
     return Use(
@@ -182,7 +182,60 @@ def _lookup(r: random.Random) -> Use:
     )  # fmt: skip
 
 
-MAKERS = (_weather, _calculate, _reminder, _message, _search, _currency, _light, _route, _todo, _clock, _lookup)
+def _event(r: random.Random) -> Use:
+    title, day, n = r.choice((r.choice(("Lunch", "Dinner", "Meeting", "Party", "Concert", "Lesson")), w.coined(r))), r.choice(w.DAYS), r.randint(1, 12)
+    name, when = r.choice(("title", "name", "summary")), r.choice(("date", "day", "when"))
+    guests = [w.name(r) for _ in range(r.randint(1, 3))]
+    invited = r.random() < 0.4
+    extra = f" with {chat.listing(guests)}" if invited else ""
+    arguments: dict[str, Any] = {name: title, when: day}
+    if invited:
+        arguments["attendees"] = guests
+    return Use(
+        r.choice(("create_event", "add_event", "schedule", "new_event")), expand(r, "[Create a calendar event|Add an event to the calendar|Schedule something]."),
+        (("attendees", "array", expand(r, "[Who comes|The guests|Names of people]")), (when, "string", expand(r, "[The day|Date of the event|When it is]")), (name, "string", expand(r, "[The title|Event title|Name of the event]"))),
+        expand(r, "[Create an event called {t} on {d}{e}.|Schedule {t} on {d}{e}.|Add {t}{e} to my calendar on {d}.|Put {t} in the calendar for {d}{e}.]", t=title, d=day, e=extra),
+        arguments, r.choice(({"created": True}, {"id": n}, {"status": "ok"})), expand(r, "[I created {t} on {d}.|{t} is in your calendar on {d}.|Done: {t} on {d}.]", t=title, d=day), optional=("attendees",),
+    )  # fmt: skip
+
+
+def _text(r: random.Random) -> Use:
+    """A tool that does something to a text of any words."""
+    words = [r.choice((w.thing(r), w.coined(r), r.choice(w.ANIMALS), r.choice(w.ADJECTIVES))) for _ in range(r.randint(1, 4))]
+    text, key = " ".join(words), r.choice(("text", "input", "content", "string"))
+    name, does, result = r.choice((
+        ("uppercase", "turn {t} into upper case", text.upper()), ("count_words", "count the words in {t}", str(len(words))),
+        ("translate", "translate {t}", w.coined(r)), ("save_note", "save the note {t}", "saved"), ("reverse", "reverse {t}", text[::-1]),
+    ))  # fmt: skip
+    quoted = r.choice((f'"{text}"', text, f"the text {text}"))
+    request = does.format(t=quoted)
+    return Use(
+        name, f"{does.format(t='a text').capitalize()}.", ((key, "string", expand(r, "[The text|Text to use|Input text]")),),
+        expand(r, "[{R}.|Please {q}.|Can you {q}?|Use the tool to {q}.]", R=request[0].upper() + request[1:], q=request),
+        {key: text}, r.choice(({"result": result}, result)), expand(r, "[The result is {x}.|Here it is: {x}.|{x}]", x=result),
+    )  # fmt: skip
+
+
+def _any(r: random.Random) -> Use:
+    """A tool of any name with one to three parameters of any name, asked for by its name."""
+    name = f"{r.choice(('run', 'start', 'make', 'list', 'stop', 'order', 'book', 'rate', 'update', 'delete', w.coined(r).lower()))}_{r.choice((r.choice(w.OBJECTS), r.choice(w.PLACES), r.choice(w.SUBJECTS), 'order', 'table', 'file', 'task'))}".replace("-", "_")
+    keys = r.sample(("name", "id", "count", "size", "color", "owner", "path", "level", "user", "email", "date", "status", "price", "active"), r.randint(1, 3))
+    arguments: dict[str, Any] = {}
+    for key in keys:
+        number = key in ("id", "count", "size", "level", "price")
+        arguments[key] = r.randint(0, 999) if number else r.random() < 0.5 if key == "active" else r.choice((w.coined(r), r.choice(w.COLORS), w.name(r)))
+    kinds = {k: "integer" if type(v) is int else "boolean" if isinstance(v, bool) else "string" for k, v in arguments.items()}
+    spoken = chat.listing([f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in arguments.items()])
+    verb, _, noun = name.partition("_")
+    return Use(
+        name, expand(r, "[{V} a {n}.|{V} the {n}.|This tool can {v} the {n}.]", V=verb.capitalize(), v=verb, n=noun),
+        tuple((k, kinds[k], expand(r, "[The {k}|The {k} of the {n}|{K}]", k=k, K=k.capitalize(), n=noun)) for k in sorted(arguments)),
+        expand(r, "[{V} the {n} with {s}.|Call {x} with {s}.|Use {x} with {s}.|Please {v} a {n} with {s}.]", V=verb.capitalize(), v=verb, n=noun, x=name, s=spoken),
+        arguments, r.choice(({"ok": True}, {"status": "done"}, "done")), expand(r, "[Done.|The {n} is done.|I called {x}.]", n=noun, x=name),
+    )  # fmt: skip
+
+
+MAKERS = (_weather, _calculate, _reminder, _message, _search, _currency, _light, _route, _todo, _clock, _lookup, _event, _text, _any, _any)
 _SYSTEMS = ("", "", "You are a helpful assistant.", "Use tools when they help.", "You can call tools.", "You are an assistant with tools.")  # fmt: skip
 
 

@@ -7,6 +7,8 @@ here is not in the demo target either.
 # ruff: noqa: E501  (a sentence template stays on one line)
 from __future__ import annotations
 
+import random
+
 NAMES = (
     "Mia Tom Lena Omar Ana Ben Ivy Max Zoe Sam Nora Leo Ruth Finn Ada Hugo Clara Jonas Priya Ken "
     "Maya Luis Emma Felix Grace Ravi Sofia Peter Julia Karl Amara David Elena Frank Hana Igor Jade "
@@ -161,3 +163,34 @@ GENERAL = {
     "Which season comes after summer?": "autumn",
     "Who wrote Romeo and Juliet?": "William Shakespeare",
 }
+
+
+def coined(rng: random.Random) -> str:
+    """Make up a word, a name or a code, so that copying is learned letter by letter."""
+    kind = rng.random()
+    if kind < 0.15:
+        return str(rng.randint(10, 99999))
+    onset, vowel, coda = "bcdfghjklmnprstvwz", "aeiou", "lmnrstkxz"
+    word = "".join(rng.choice(onset) + rng.choice(vowel) for _ in range(rng.randint(1, 3)))
+    word += rng.choice(coda) if rng.random() < 0.6 else ""
+    if kind < 0.35:
+        return f"{word}-{rng.randint(1, 999)}" if kind < 0.27 else f"{word}_{rng.choice(OBJECTS)}"
+    return word.capitalize() if kind < 0.65 else word
+
+
+def name(rng: random.Random) -> str:
+    """A person's name, now and then one that nobody has heard."""
+    return coined(rng) if rng.random() < 0.12 else rng.choice(NAMES)
+
+
+def thing(rng: random.Random) -> str:
+    """A thing, now and then one that nobody has heard of."""
+    return coined(rng) if rng.random() < 0.15 else rng.choice(OBJECTS)
+
+
+def city(rng: random.Random) -> str:
+    """A city: common, a capital, or made up."""
+    kind = rng.random()
+    if kind < 0.15:
+        return coined(rng)
+    return rng.choice(tuple(CAPITALS.values())) if kind < 0.4 else rng.choice(CITIES)

@@ -1,0 +1,1 @@
+"""The serving benchmark: load, exact metrics, and the verdict between two servers."""

@@ -236,7 +236,7 @@ def _reserve(library: Library, models: list[Model], case: DryCase) -> DryResult:
         "flash_attn_type": -1 if case.flash_attention else 0,
     }
     lines: list[str] = []
-    with library.listen(lines.append), contextlib.ExitStack() as stack:
+    with library.listen(lambda _, line: lines.append(line)), contextlib.ExitStack() as stack:
         target = stack.enter_context(
             models[0].context(
                 n_ctx=case.n_ctx,

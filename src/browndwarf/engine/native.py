@@ -34,6 +34,7 @@ from browndwarf.errors import EngineNotFound, EngineUnsupported, ModelUnsupporte
 log = logging.getLogger("browndwarf.engine.llama")
 log.addHandler(logging.NullHandler())
 
+_WARNING, _ERROR, _CONTINUED = 3, 4, 5
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 """ggml's levels (debug, info, warning, error); its info is our debug."""
 _MODEL_FIELDS = ("no_alloc", "load_mtp", "load_mode", "n_gpu_layers", "split_mode", "main_gpu")
@@ -43,7 +44,8 @@ _CONTEXT_FIELDS = (
 )  # fmt: skip
 _TESTED = "0.3.36"
 
-Listener = Callable[[str], None]
+Listener = Callable[[int, str], None]
+"""Takes ggml's level (1 debug, 2 info, 3 warning, 4 error) and a complete line."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +100,15 @@ class Library:
 
     @contextmanager
     def _failure(self) -> Iterator[Callable[[], str]]:
-        """Collect log lines; the function that is yielded returns the last ones about errors."""
+        """Collect complaints; the function that is yielded returns the last ones."""
         lines: list[str] = []
 
-        def said() -> str:
-            bad = [line for line in lines if "error" in line or "fail" in line]
-            return "; ".join(bad[-3:])
+        def hear(level: int, line: str) -> None:
+            if level in (_WARNING, _ERROR) and line.strip():
+                lines.append(line.strip())
 
-        with self.listen(lines.append):
-            yield said
+        with self.listen(hear):
+            yield lambda: "; ".join(lines[-3:])
 
 
 class _Handle:
@@ -210,12 +212,15 @@ class _Log:
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
 
     def _receive(self, level: int, text: bytes, _data: object) -> None:
+        if level == _CONTINUED:
+            level = getattr(self._pieces, "level", 1)
+        self._pieces.level = level
         pending: str = getattr(self._pieces, "text", "") + text.decode("utf-8", "replace")
         *lines, self._pieces.text = pending.split("\n")
         for line in lines:
             log.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
             for listener in tuple(self.listeners):
-                listener(line)
+                listener(level, line)
 
 
 _loaded: list[Library] = []

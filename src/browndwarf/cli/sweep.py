@@ -73,7 +73,8 @@ def sweep(
         Path | None, typer.Option(help="Go on with this run directory; takes no other settings.")
     ] = None,
     allow_busy: Annotated[
-        bool, typer.Option(help="Measure although others use the machine; cells are marked.")
+        bool,
+        typer.Option(help="Measure although others use the machine; disturbed cells are marked."),
     ] = False,
     patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
     try_anyway: Annotated[
@@ -178,7 +179,8 @@ def demo(
         Path | None, typer.Option("--out", help="Run directory. Default: runs/demo-DATE.")
     ] = None,
     allow_busy: Annotated[
-        bool, typer.Option(help="Measure although others use the machine; cells are marked.")
+        bool,
+        typer.Option(help="Measure although others use the machine; disturbed cells are marked."),
     ] = False,
     patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
     llama_dir: LlamaDirOption = None,
@@ -217,7 +219,7 @@ def _show(directory: Path, out: Output) -> None:
     from browndwarf.sweep.store import read_run
 
     view = read_run(directory)
-    verdict = analyse(view.cells)
+    verdict = analyse(view.cells, allow_busy=view.plan["allow_busy"])
     workloads = [w["name"] for w in view.plan["workloads"]]
     if view.plan.get("synth_rates"):
         out.text("SYNTHETIC acceptance: speeds are right for it, texts are not valid.")

@@ -19,8 +19,8 @@ from browndwarf.cli.machine import devices, memory_here
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.engine.options import ServerOptions, command_text, server_argv
-from browndwarf.errors import Interrupted, UsageError
-from browndwarf.hardware.devices import machine
+from browndwarf.errors import EngineError, Interrupted, UsageError
+from browndwarf.hardware.devices import ListedDevice, machine
 from browndwarf.plan.gate import BudgetGate
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import Standing, Verdict, analyse
@@ -78,7 +78,7 @@ def start(plan: SweepPlan, directory: Path, out: Output, *, patience_s: float) -
     prepared = prepare(plan, build)
     saved = msgspec.to_builtins(prepared.plan)
     with RunStore.create(directory, plan=saved, identity=prepared.identity) as store:
-        store.set_meta("machine", msgspec.to_builtins(machine(devices(build))))
+        store.set_meta("machine", msgspec.to_builtins(machine(_devices(build) or [])))
         store.set_meta("engine", msgspec.to_builtins(engine_record(build)))
         store.set_meta("models", msgspec.to_builtins(prepared.models))
         return _measure(prepared, build, store, out, patience_s)
@@ -98,6 +98,7 @@ def resume(
         build = find_engine(plan)
         prepared = prepare(plan, build)
         store.check_identity(prepared.identity)
+        store.set_meta("plan", msgspec.to_builtins(prepared.plan))
         return _measure(prepared, build, store, out, patience_s)
 
 
@@ -135,7 +136,15 @@ def _measure(
                 why=f"{len(store.cells())} finished cells are kept; no server is left running",
                 fix=f"browndwarf sweep --resume {store.directory}",
             ) from exc
-    return Done(store.directory, cells, analyse(cells))
+    return Done(store.directory, cells, analyse(cells, allow_busy=plan.allow_busy))
+
+
+def _devices(build: Build) -> list[ListedDevice] | None:
+    """The devices; None where the build cannot tell, which is no reason not to measure."""
+    try:
+        return devices(build)
+    except EngineError:
+        return None
 
 
 @contextmanager
@@ -145,8 +154,8 @@ def _budget(build: Build) -> Iterator[Callable[[ServerOptions], dict[str, str] |
     Over several devices llama.cpp splits layers by rules of its own, which the budget does not
     follow; and devices inside a container are not the ones that a build here would list.
     """
-    listed = devices(build)
-    if len(listed) > 1 or build.docker_image is not None:
+    listed = _devices(build)
+    if listed is None or len(listed) > 1 or build.docker_image is not None:
         yield lambda _: None
         return
     backend, limit = memory_here(listed)
@@ -175,7 +184,7 @@ def make_recipe(view: RunView, out: Output, *, smoke: bool) -> Recipe:
     plan = saved_plan(view.plan, view.directory)
     build = find_engine(plan)
     prepared = prepare(plan, build)
-    verdict = analyse(view.cells)
+    verdict = analyse(view.cells, allow_busy=view.plan["allow_busy"])
     standing = choose(verdict, run=str(view.directory))
     engine = LocalEngine(build, plan, prepared.target, prepared.head)
     run_async(engine.prepare(standing.configuration))

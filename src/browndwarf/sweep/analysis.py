@@ -13,7 +13,7 @@ Example:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -91,13 +91,17 @@ class Verdict:
         )
 
 
-def analyse(cells: Sequence[CellRecord]) -> Verdict:
+def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict:
     """The verdict over all measured cells; missing and failed ones are left out.
+
+    ``allow_busy``: the user knows that others used the machine; disturbed cells may win then, and
+    their mark goes with them.
 
     Where a configuration and its baseline were measured in the confirming passes, those cells
     speak, because both arms were measured side by side; and only confirmed ones can win.
     """
     usable = [c for c in cells if c.status == "ok" and c.decode_tok_s is not None]
+    disqualifying = DISQUALIFYING - ({"busy"} if allow_busy else set())
     by_configuration: dict[str, list[CellRecord]] = {}
     for cell in usable:
         by_configuration.setdefault(configuration_of(cell).key(), []).append(cell)
@@ -110,9 +114,11 @@ def analyse(cells: Sequence[CellRecord]) -> Verdict:
     for key, members in by_configuration.items():
         base_key = configuration_of(members[0]).baseline().key()
         if key in confirmed and base_key in confirmed:
-            made = _standing(confirmed[key], confirmed[base_key], confirmed=True)
+            made = _standing(confirmed[key], confirmed[base_key], disqualifying, confirmed=True)
         else:
-            made = _standing(_grid(members), _grid(by_configuration.get(base_key, [])))
+            made = _standing(
+                _grid(members), _grid(by_configuration.get(base_key, [])), disqualifying
+            )
         if made is not None:
             standings.append(made)
     # A configuration that lacks a workload could win by leaving out the slow one.
@@ -176,7 +182,11 @@ def drifts(cells: Iterable[CellRecord]) -> tuple[GroupDrift, ...]:
 
 
 def _standing(
-    members: list[CellRecord], baseline: list[CellRecord], *, confirmed: bool = False
+    members: list[CellRecord],
+    baseline: list[CellRecord],
+    disqualifying: Collection[str],
+    *,
+    confirmed: bool = False,
 ) -> Standing | None:
     """A configuration's cells against its baseline's; None when they cannot be compared."""
     arms: dict[str, tuple[list[float], list[float]]] = {}
@@ -189,7 +199,7 @@ def _standing(
     if not arms:
         return None
     speeds = [c.decode_tok_s.mean for c in members if c.decode_tok_s is not None]
-    marked = DISQUALIFYING.intersection(mark for c in (*members, *baseline) for mark in c.marks)
+    marked = any(mark in disqualifying for c in (*members, *baseline) for mark in c.marks)
     return Standing(
         configuration=configuration_of(members[0]),
         group=members[0].group,

@@ -179,7 +179,7 @@ class _Walk:
         for job in self._plan.jobs():
             await self._job(job)
         if self._plan.confirm:
-            jobs = confirm_jobs(analyse(self._store.cells()))
+            jobs = confirm_jobs(analyse(self._store.cells(), allow_busy=self._plan.allow_busy))
             self._total += len(jobs) * len(self._plan.workloads)
             for job in jobs:
                 await self._job(job)

@@ -52,6 +52,7 @@ class FakeServed:
     drafts_nothing: bool = False
     cache_n: int = 0
     accept: bool = True
+    slow_every: int = 0
     load_s: float = 0.01
     pid: int = 0
     requests: list[str] = field(default_factory=list)
@@ -82,6 +83,8 @@ class FakeServed:
                 (self.total.accepted + accepted, *[0] * (n_max - 1)),
             )
         timings.cache_n = self.cache_n
+        if self.slow_every and len(self.requests) % self.slow_every == 0:
+            timings.predicted_ms *= 3
         return FakeAnswer(f"{text} {seed}", timings)
 
     async def counters(self) -> FakeCounters:
@@ -126,8 +129,13 @@ class FakeEngine:
 class FakeQuiet:
     """A machine that is quiet, or as busy as it is told."""
 
-    def __init__(self, error: BrowndwarfError | None = None, disturbed: bool = False) -> None:
-        self.error, self.disturbed = error, disturbed
+    def __init__(
+        self,
+        error: BrowndwarfError | None = None,
+        disturbed: bool = False,
+        disturbances: int | None = None,
+    ) -> None:
+        self.error, self.disturbed, self.disturbances = error, disturbed, disturbances
 
     async def settle(self) -> None:
         if self.error is not None:
@@ -135,7 +143,13 @@ class FakeQuiet:
 
     @contextmanager
     def watch(self, served: Served) -> Iterator[Observer]:
-        yield lambda: Observation(marks=("busy",) if self.disturbed else ())
+        yield self._observe
+
+    def _observe(self) -> Observation:
+        if self.disturbances is not None:
+            self.disturbances -= 1
+            self.disturbed = self.disturbances >= 0
+        return Observation(marks=("busy",) if self.disturbed else ())
 
 
 def plan(**axes: object) -> SweepPlan:

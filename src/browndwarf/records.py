@@ -165,6 +165,7 @@ class CellRecord(Record, frozen=True, kw_only=True):
     marks: tuple[str, ...] = ()
     error: dict[str, str] | None = None
     traces: tuple[RequestTrace, ...] = ()
+    attempts: int = 1
     seed: int = 0
     load_s: float = 0.0
     wall_s: float = 0.0

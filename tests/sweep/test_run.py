@@ -244,3 +244,18 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     engine = FakeEngine()
     assert sweep(tmp_path / "r", the_plan, engine) == first
     assert not engine.started
+
+
+def test_a_disturbed_cell_is_measured_again(tmp_path: Path) -> None:
+    quiet = FakeQuiet(disturbed=True, disturbances=2)
+    cells = sweep(tmp_path / "r", plan(), FakeEngine(), quiet)
+    assert [c.attempts for c in cells[:3]] == [2, 1, 1]
+    assert not any("busy" in c.marks for c in cells)
+
+
+def test_repeats_that_differ_wildly_are_marked(tmp_path: Path) -> None:
+    def spoil(served: FakeServed) -> None:
+        served.slow_every = 3
+
+    cells = sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
+    assert all("unsteady" in c.marks and c.attempts == 3 for c in cells)

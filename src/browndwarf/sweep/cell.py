@@ -33,6 +33,9 @@ from browndwarf.sweep.workload import Prompt, Workload
 #: Below this share of accepted drafts the drafter does not belong to the target.
 LOWEST_ACCEPTANCE = 0.05
 
+#: Repeats of the same work that differ by more than this share of their mean.
+UNSTEADY_SPREAD = 0.25
+
 #: Tokens of the discarded warm-up request.
 WARM_UP_TOKENS = 16
 
@@ -179,9 +182,11 @@ async def measure(
     seen = observe()
     acceptance, counted = await _acceptance(served, before, traces)
     marks = list(seen.marks) + _marks(job.configuration, traces, acceptance, counted, settings)
+    decode = summarize(rates)
+    if decode.relative_spread > UNSTEADY_SPREAD:
+        marks.append("unsteady")
     cycles = sum(t.cycles for t in traces)
     timed = sum(max(t.predicted_n - 1, 0) for t in traces)
-    decode = summarize(rates)
     prompt_ms = math.fsum(t.prompt_ms for t in traces)
     memory = served.memory() | seen.memory
     return CellRecord(

@@ -24,10 +24,11 @@ from browndwarf.hardware.watch import BusyClock, Watcher, WatchRecord
 from browndwarf.sweep.cell import Observation, Observer, Served
 from browndwarf.units import format_duration
 
-#: More than this share of all cores in others' hands is no quiet machine.
-QUIET_SHARE = 0.10
+#: More than this share of all cores in others' hands is no quiet machine. Threads that spin at
+#: barriers all wait for the one that was interrupted, so little is much.
+QUIET_SHARE = 0.05
 #: Beyond this share during a cell its figure is not counted.
-DISTURBED_SHARE = 0.15
+DISTURBED_SHARE = 0.08
 
 SAMPLE_S = 0.25
 
@@ -46,7 +47,7 @@ class MachineQuiet:
         self._on_wait = on_wait
 
     async def settle(self) -> None:
-        """Wait until others use less than a tenth of the machine.
+        """Wait until others use next to nothing of the machine.
 
         Raises:
             MachineBusy: they did not within the patience; names the busiest processes.

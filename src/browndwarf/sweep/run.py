@@ -32,6 +32,11 @@ from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
 from browndwarf.sweep.workload import Workload
 
+#: How often a cell is measured at most when others disturb it.
+ATTEMPTS = 3
+#: Marks that another try may lift.
+WORTH_A_RETRY = frozenset({"busy", "unsteady"})
+
 
 class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a sweep needs to go on after a kill; saved in the run directory."""
@@ -207,13 +212,8 @@ class _Walk:
             async with self._engine.serve(job.configuration, log_path) as served:
                 with self._quiet.watch(served) as observe:
                     for index, workload in enumerate(workloads):
-                        cell = await measure(
-                            served,
-                            job,
-                            workload,
-                            self._plan.settings,
-                            warm_up=index == 0,
-                            observe=observe,
+                        cell = await self._measure(
+                            served, job, workload, observe, warm_up=index == 0
                         )
                         self._save(cell)
                         left.remove(workload)
@@ -230,6 +230,27 @@ class _Walk:
                 raise
             for workload in left:
                 self._save(failed(job, workload.name, _first(fault), seed=self._plan.settings.seed))
+
+    async def _measure(
+        self, served: Served, job: Job, workload: Workload, observe: Observer, *, warm_up: bool
+    ) -> CellRecord:
+        """A cell; measured again, a few times at most, when it was disturbed."""
+        spent = 0.0
+        for attempt in range(1, ATTEMPTS + 1):
+            cell = await measure(
+                served,
+                job,
+                workload,
+                self._plan.settings,
+                warm_up=warm_up and attempt == 1,
+                observe=observe,
+            )
+            spent += cell.generating_s
+            if self._plan.allow_busy or not WORTH_A_RETRY.intersection(cell.marks):
+                break
+            if attempt < ATTEMPTS:
+                await self._quiet.settle()
+        return msgspec.structs.replace(cell, attempts=attempt, generating_s=spent)
 
     def _does_not_fit(self, job: Job, workloads: list[Workload]) -> bool:
         """Ask the budget; record the cells with its figures when it says no."""

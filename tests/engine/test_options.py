@@ -55,7 +55,7 @@ def test_what_must_always_be_said_is_said() -> None:
         "-ngld 999",
         "-fit off",
         "--metrics",
-        "--no-webui",
+        "--no-ui",
         "-lv 4",
         "--host 127.0.0.1 --port 9000",
     ):
@@ -64,6 +64,12 @@ def test_what_must_always_be_said_is_said() -> None:
 
 def test_a_drafter_without_a_type_still_names_the_type() -> None:
     assert "--spec-type draft-mtp" in argv(ServerOptions(model="t", draft="h"))
+
+
+def test_devices_are_free_text() -> None:
+    line = argv(msgspec.structs.replace(MTP, device="CUDA0,CUDA1", draft_device="none"))
+    assert "-dev CUDA0,CUDA1" in line
+    assert "-devd none" in line
 
 
 def test_without_speculation_nothing_of_it_is_said() -> None:
@@ -80,6 +86,7 @@ def test_an_embedded_head_needs_no_drafter_file() -> None:
 def test_older_builds_get_their_own_spelling() -> None:
     line = argv(MTP, "old-mtp")
     assert "--spec-type mtp" in line
+    assert "--no-webui" in line
     assert "-fit" not in line
     assert "-lv" not in line
     assert "-fa" not in line

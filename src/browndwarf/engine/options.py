@@ -71,7 +71,7 @@ _SWITCH_FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "context_shift": (("--context-shift",), ("--no-context-shift",)),
     "jinja": (("--jinja",), ("--no-jinja",)),
     "metrics": (("--metrics",), ()),
-    "webui": (("--webui", "--ui"), ("--no-webui", "--no-ui")),
+    "webui": (("--ui", "--webui"), ("--no-ui", "--no-webui")),
 }
 # Off is llama.cpp's default for these, so a build without the "off" spelling loses nothing.
 _OFF_BY_DEFAULT = frozenset(

@@ -29,7 +29,6 @@ import platformdirs
 from browndwarf.engine import faults
 
 PROBE_TIMEOUT_S = 20.0
-_CACHE_FORMAT = 2
 
 _FLAG = re.compile(r"--?[A-Za-z0-9][\w.-]*")
 _COMMA = re.compile(r",\s*(?=-)")
@@ -281,8 +280,10 @@ def cached_probe(server: Path, *, cache_dir: Path | None = None) -> Probe:
 
 
 def _fingerprint(server: Path) -> str:
-    """Changes with the server, the libraries near it, and this module's format."""
-    digest = hashlib.sha256(f"{_CACHE_FORMAT}:{server.absolute()}".encode())
+    """Changes with the server, the libraries near it, and the code that reads its answers."""
+    digest = hashlib.sha256(str(server.absolute()).encode())
+    for code in (__file__, faults.__file__):
+        digest.update(Path(code).read_bytes())
     near = [
         path
         for folder in (server.parent, server.parent.parent / "lib")

@@ -203,11 +203,11 @@ class LlamaServer:
         return await self._child.wait()
 
     async def _start(self) -> None:
+        draft = Path(self.options.draft).expanduser().absolute() if self.options.draft else None
         for path in server_files(self.options):
             if not path.exists():
-                what = "drafter" if str(path).endswith(self.options.draft or "\0") else "model"
                 raise ModelNotFound(
-                    f"there is no {what} file at {path}",
+                    f"there is no {'drafter' if path == draft else 'model'} file at {path}",
                     why="the path does not exist",
                     fix="check the path",
                 )

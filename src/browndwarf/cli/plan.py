@@ -69,6 +69,7 @@ def plan(
     """
     from browndwarf.cli.render import Output
     from browndwarf.engine.dryalloc import DryModels
+    from browndwarf.hardware.devices import cpu_flags
     from browndwarf.models.gguf import check_head, mismatch, read_model
     from browndwarf.models.resolve import resolve_model
     from browndwarf.plan.compute import DryCompute
@@ -110,6 +111,7 @@ def plan(
             n_max=3 if n_max is None else n_max,
             gpu_layers=wanted_layers,
             backend=backend,
+            repack=cpu_flags(),
         )
         answer = make_plan(setup, limit, compute)
     if not json:

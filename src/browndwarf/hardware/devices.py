@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,6 +149,25 @@ def cpu_name() -> str:
     info = _read(Path("/proc/cpuinfo"))
     match = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets in Linux's words: ``avx2``, ``avx512f``, ``asimddp`` (ARM dot product).
+
+    Elsewhere only these three are told apart.
+    """
+    info = _read(Path("/proc/cpuinfo"))
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
+    if match:
+        return frozenset(match[1].split())
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return frozenset({"asimddp"})
+    if sys.platform == "win32":
+        import ctypes
+
+        has = ctypes.windll.kernel32.IsProcessorFeaturePresent
+        return frozenset(name for code, name in ((40, "avx2"), (41, "avx512f")) if has(code))
+    return frozenset({"avx2"}) if platform.machine().lower() in ("x86_64", "amd64") else frozenset()
 
 
 def cpu_governor() -> str:

@@ -157,8 +157,11 @@ def _budget(setup: Setup, limit: Limit, compute: ComputeSizes) -> Budget:
     window = f"{_HEADER}: {setup.streams} x {setup.sliding_cells} cells, {_types(setup)}"
     if not setup.target.shape.modelled:
         cache = f"{cache}; not verified for {setup.target.architecture}"
+    tensors = f"{_HEADER}: tensors"
+    if setup.on_cpu and setup.repack:
+        tensors += ", and copies in the processor's layout"
     lines = [
-        Line("weights", weights.device / MIB, f"{_HEADER}: tensors"),
+        Line("weights", weights.device / MIB, tensors),
         Line("kv_full", kv.full / MIB, cache),
     ]
     if setup.target.layers.sliding:
@@ -168,7 +171,7 @@ def _budget(setup: Setup, limit: Limit, compute: ComputeSizes) -> Budget:
         lines.append(Line("recurrent", recurrent_bytes(setup) / MIB, source))
     if setup.draft:
         if setup.head is not None:
-            lines.append(Line("draft_weights", head.device / MIB, f"{_HEADER}: tensors"))
+            lines.append(Line("draft_weights", head.device / MIB, tensors))
         lines.append(Line("draft_kv", draft_kv_bytes(setup) / MIB, _draft_kv_source(setup)))
     lines.append(Line("compute", compute.target_mib, compute.source))
     if setup.draft:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from browndwarf.engine.options import ServerOptions
 from browndwarf.errors import UsageError
+from browndwarf.hardware.devices import cpu_flags
 from browndwarf.models.ggml_types import KV_TYPES
 from browndwarf.models.gguf import ModelInfo
 
@@ -38,6 +39,8 @@ _ROLLS_BACK = frozenset(
 class Setup:
     """One configuration. ``draft`` without ``head`` means the target's own nextn layers;
     ``gpu_layers`` None puts every layer on the device and counts as llama.cpp's ``-ngl`` does.
+    On a CPU, ``repack`` are the processor's instruction sets if the engine may copy weights into
+    another layout (see ``plan.repack``), and ``mapped`` says that the file is memory-mapped.
 
     Raises:
         UsageError: a value that llama.cpp would refuse.
@@ -60,6 +63,8 @@ class Setup:
     flash_attention: bool = True
     gpu_layers: int | None = None
     backend: Backend = "cuda"
+    repack: frozenset[str] = frozenset()
+    mapped: bool = True
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -173,4 +178,6 @@ def setup_from_options(
         flash_attention=options.flash_attn != "off",
         gpu_layers=options.n_gpu_layers,
         backend=backend,
+        repack=frozenset() if ("--no-repack", None) in options.extra else cpu_flags(),
+        mapped=options.load_mode in (None, "auto", "mmap"),
     )

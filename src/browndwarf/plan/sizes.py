@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from browndwarf.models.ggml_types import row_bytes
 from browndwarf.models.gguf import Block, ModelInfo, Tensor
+from browndwarf.plan.repack import cpu_weight_bytes, repacked_types
 from browndwarf.plan.setup import Setup
 
 _HOST_ONLY = frozenset(
@@ -52,10 +53,10 @@ class KvBytes:
 
 
 def target_weights(setup: Setup) -> Placed:
-    """Where the target's weights go. On a CPU all are ``device`` and nothing is doubled."""
+    """Where the target's weights go. On a CPU all are ``device``, repacked copies included."""
     used = [t for t in setup.target.tensors if setup.draft or not _is_nextn(setup.target, t)]
     if setup.on_cpu:
-        return Placed(sum(t.bytes for t in used), 0)
+        return Placed(_on_cpu(setup, setup.target, used), 0)
     device = host = 0
     for tensor in used:
         layer = _layer_of(tensor)
@@ -72,7 +73,7 @@ def head_weights(setup: Setup) -> Placed:
         return Placed(0, 0)
     used = [t for t in setup.head.tensors if not t.name.startswith(_UNUSED)]
     if setup.on_cpu:
-        return Placed(sum(t.bytes for t in used), 0)
+        return Placed(_on_cpu(setup, setup.head, used), 0)
     host = sum(t.bytes for t in used if t.name in _HOST_ONLY)
     total = sum(t.bytes for t in used)
     return Placed(total - host + _tied_copy(setup.head), host)
@@ -135,6 +136,11 @@ def output_bytes(setup: Setup) -> int:
     outputs = min(setup.batch, setup.parallel * (1 + setup.drafted))
     width = setup.target.vocab + (setup.target.shape.hidden_out if setup.draft else 0)
     return outputs * width * 4
+
+
+def _on_cpu(setup: Setup, model: ModelInfo, used: list[Tensor]) -> int:
+    types = repacked_types(setup.repack)
+    return cpu_weight_bytes(model, used, types, mapped=setup.mapped)
 
 
 def _kv_row(block: Block, setup: Setup, blocks: list[Block], type_k: str, type_v: str) -> int:

@@ -76,7 +76,8 @@ def test_every_cell_is_complete(tmp_path: Path, engine_build: Build, cache: Path
         assert cell.ttft_ms
         assert cell.end_to_end_s
         assert cell.cycle_ms
-        assert cell.memory["target_model"] == pytest.approx(9.6, abs=1.5)
+        # 9.7 MiB of weights, and about as much again where the engine repacks Q4_0.
+        assert 9.0 < cell.memory["target_model"] < 21.0
         assert len(cell.traces) == 6
         assert all(t.cache_n == 0 for t in cell.traces)
         if cell.head_type:

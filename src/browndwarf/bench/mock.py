@@ -3,7 +3,7 @@
 ``timetable`` is pure: a script becomes raw HTTP bytes with their times, so that the truth about
 every metric is known beforehand and the client can be fed without a socket. ``MockServer`` plays
 timetables over real sockets; ``python -m browndwarf.bench.mock`` does so as a process of its
-own, which ends when its standard input closes.
+own, which ends when its standard input closes (or, with ``--port``, on a signal).
 
 A prompt that begins with ``mock:`` and a JSON object overrides the script for this request.
 
@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import json
@@ -348,14 +349,24 @@ class MockServer:
         return b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body)
 
 
-async def _main(script: Script) -> None:
-    """Serve until standard input ends: whoever started us is gone then."""
-    async with MockServer(script) as server:
+async def _main(script: Script, port: int | None) -> None:
+    """Serve on a given port until a signal; else on a free one, until standard input ends."""
+    async with MockServer(script, port=port or 0) as server:
+        if port is not None:
+            await asyncio.Event().wait()
         sys.stdout.write(f"{server.port}\n")
         sys.stdout.flush()
         await asyncio.to_thread(sys.stdin.buffer.read)
 
 
+def _arguments() -> tuple[Script, int | None]:
+    parser = argparse.ArgumentParser(description="a mock server for benchmarks")
+    parser.add_argument("script", nargs="?", default="{}", help="JSON of a Script")
+    parser.add_argument("--port", type=int, default=None)
+    found = parser.parse_args()
+    return msgspec.json.decode(found.script, type=Script), found.port
+
+
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(msgspec.json.decode(sys.argv[1] if sys.argv[1:] else "{}", type=Script)))
+        asyncio.run(_main(*_arguments()))

@@ -28,7 +28,9 @@ from urllib.parse import urlsplit
 
 from browndwarf.errors import UsageError
 
-#: A kept connection that was idle for longer is not used again: llama-server closes it at 5 s.
+#: A kept connection is used again only if it was idle for this long: llama-server promises to
+#: keep it for 5 s, and closes it right after a streamed answer all the same.
+SETTLE_S = 0.05
 IDLE_S = 2.0
 SWEEP_S = 0.25
 
@@ -376,8 +378,9 @@ class Transport:
 
     def _take(self) -> Connection | None:
         now = self._clock()
-        while self._idle:
-            connection = self._idle.pop()
+        # The oldest first: if it has not settled yet, none has.
+        while self._idle and now - self._idle[0].idle_since >= SETTLE_S:
+            connection = self._idle.pop(0)
             if connection.open and now - connection.idle_since < IDLE_S:
                 return connection
             connection.close()

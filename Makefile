@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 demo: engine
 	$(BIN)/browndwarf demo
 
-test: engine style
+test: style engine
 	$(BIN)/python -m pytest
 
 check: setup style

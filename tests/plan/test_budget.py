@@ -259,3 +259,18 @@ def test_the_gate_refuses_with_figures_and_is_silent_when_it_does_not_know(
         assert "weights 6638" in refusal["why"]
         assert gate(ServerOptions(model=path, ctx=4096)) is None
         assert gate(ServerOptions(model=str(tmp_path / "later.gguf"))) is None
+
+
+def test_weights_that_a_cpu_repacks_count_twice(tmp_path: Path) -> None:
+    """The mapped file stays; Q4_K is copied with AVX2, and so is a tied embedding of its type."""
+    target, _ = hollow_pair(tmp_path, "llama-8b", layers=2)
+    info = read_model(target)
+    plain = Setup(target=info, backend="cpu")
+    packed = plain.with_(repack=frozenset({"avx2"}))
+    copies = sum(t.bytes for t in info.tensors if t.type == "Q4_K")
+    mapped = target_weights(packed).device - copies
+    assert target_weights(plain).device == info.weight_bytes
+    assert 0 < mapped <= info.weight_bytes
+    assert target_weights(packed.with_(mapped=False)).device == info.weight_bytes
+    arm = plain.with_(repack=frozenset({"asimddp"}), mapped=False)
+    assert target_weights(arm).device == info.weight_bytes

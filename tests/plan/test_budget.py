@@ -96,7 +96,9 @@ def test_tied_embeddings_are_kept_twice_on_a_gpu_and_once_on_a_cpu(
     assert target_weights(setup).device == target.weight_bytes
     assert target_weights(setup).host == embedding
     cpu = setup.with_(backend="cpu")
-    assert (target_weights(cpu).device, target_weights(cpu).host) == (target.weight_bytes, 0)
+    padding = target_weights(cpu).device - target.weight_bytes
+    assert 0 <= padding < 32 * len(target.tensors)
+    assert target_weights(cpu).host == 0
     assert head_weights(setup).device == head.weight_bytes
     assert head_weights(setup.with_(draft=False)).device == 0
 
@@ -269,7 +271,7 @@ def test_weights_that_a_cpu_repacks_count_twice(tmp_path: Path) -> None:
     packed = plain.with_(repack=frozenset({"avx2"}))
     copies = sum(t.bytes for t in info.tensors if t.type == "Q4_K")
     mapped = target_weights(packed).device - copies
-    assert target_weights(plain).device == info.weight_bytes
+    assert target_weights(plain).device == pytest.approx(info.weight_bytes, abs=1024)
     assert 0 < mapped <= info.weight_bytes
     assert target_weights(packed.with_(mapped=False)).device == info.weight_bytes
     arm = plain.with_(repack=frozenset({"asimddp"}), mapped=False)

@@ -5,6 +5,10 @@ them load the ``libllama`` of another build of the same commit. Models and conte
 managers that free their C objects once, in the right order, also when the interpreter ends.
 llama.cpp's log goes to the logger ``browndwarf.engine.llama`` and to listeners.
 
+Each object that owns a C pointer is a ``Handle`` and is counted while it lives, so that a test
+can prove that nothing leaks. ``native_context``, ``native_batch``, ``native_vocab`` and
+``native_sampler`` are the typed calls that decoding needs; they take the bindings from here.
+
 A fault inside the library ends the process: what may crash belongs into a worker, as
 ``dryalloc`` does it. Not covered: multimodal projectors and adapters.
 
@@ -22,6 +26,7 @@ import logging
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,6 +84,10 @@ class Library:
             )
         return int(number)
 
+    def grammar_of_schema(self, schema: str) -> str:
+        """A GBNF grammar for a JSON schema, given as JSON text; ``ValueError`` if it is none."""
+        return str(importlib.import_module("llama_cpp.llama_grammar").json_schema_to_gbnf(schema))
+
     def model(self, path: Path | str, **fields: Any) -> Model:
         """Load a model; ``fields`` are those of ``llama_model_params``.
 
@@ -111,12 +120,32 @@ class Library:
             yield lambda: "; ".join(lines[-3:])
 
 
-class _Handle:
-    """Owns one C object and frees it once."""
+_live: Counter[str] = Counter()
+
+
+def live_pointers() -> dict[str, int]:
+    """How many C objects are owned now, by kind; kinds without any are left out."""
+    return {kind: count for kind, count in _live.items() if count}
+
+
+def _release(kind: str, free: Callable[[Any], None], pointer: Any) -> None:
+    free(pointer)
+    _live[kind] -= 1
+
+
+class Handle:
+    """Owns one C object and frees it once: on ``close``, or when nothing refers to it."""
 
     def __init__(self, free: Callable[[Any], None], pointer: Any) -> None:
         self.pointer = pointer
-        self._finalizer = weakref.finalize(self, free, pointer)
+        kind = type(self).__name__
+        _live[kind] += 1
+        self._finalizer = weakref.finalize(self, _release, kind, free, pointer)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the object was freed."""
+        return not self._finalizer.alive
 
     def close(self) -> None:
         """Free the object; a second call does nothing."""
@@ -134,12 +163,38 @@ class _Handle:
         self.close()
 
 
-class Model(_Handle):
+class Model(Handle):
     """A loaded model. Contexts keep it alive; close it after them."""
 
     def __init__(self, library: Library, pointer: Any) -> None:
         super().__init__(library.api.llama_model_free, pointer)
         self.library = library
+
+    @property
+    def window(self) -> int:
+        """Tokens that sliding-window layers look back; 0 without such layers."""
+        return int(self.library.api.llama_model_n_swa(self.pointer))
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether some layers, or all, keep a running state instead of a cache."""
+        api = self.library.api
+        return bool(
+            api.llama_model_is_recurrent(self.pointer) or api.llama_model_is_hybrid(self.pointer)
+        )
+
+    def metadata(self, key: str) -> str:
+        """A value of the file's header as text; empty when there is none."""
+        size = 256
+        for _ in range(2):
+            buffer = ctypes.create_string_buffer(size)
+            length = self.library.api.llama_model_meta_val_str(
+                self.pointer, key.encode(), buffer, size
+            )
+            if length < size:
+                return buffer.value.decode("utf-8", "replace") if length > 0 else ""
+            size = length + 1
+        return ""
 
     def context(self, **fields: Any) -> Context:
         """Make a context; ``fields`` are those of ``llama_context_params``, and ``top_k``.
@@ -174,7 +229,7 @@ class Model(_Handle):
         return Context(self, pointer, keep=(other, chains))
 
 
-class Context(_Handle):
+class Context(Handle):
     """A context of a model; it keeps the model, and what ``keep`` holds, alive."""
 
     def __init__(self, model: Model, pointer: Any, keep: tuple[object, ...] = ()) -> None:

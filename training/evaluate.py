@@ -90,7 +90,8 @@ def serve(
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [
-        str(binaries / "llama-server"), "-m", str(target), "-c", "2048", "-np", "1", "-t", str(threads),
+        str(binaries / "llama-server"), "-m", str(target), "-c", "2048", "-np", "1",
+        "-t", str(threads),
         "--port", str(port), "--metrics", "--jinja", "-fit", "off",
     ]  # fmt: skip
     if head:
@@ -125,7 +126,13 @@ def quantized(binaries: Path, source: Path, kind: str, log: list[str] | None = N
     path = source.with_name(f"{source.stem}-to-{kind}.gguf")
     if not path.exists():
         environment = {**os.environ, "LD_LIBRARY_PATH": str(binaries.parent / "lib")}
-        command = [str(binaries / "llama-quantize"), "--allow-requantize", str(source), str(path), kind]
+        command = [
+            str(binaries / "llama-quantize"),
+            "--allow-requantize",
+            str(source),
+            str(path),
+            kind,
+        ]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         if "fallback" in (done.stdout + done.stderr).lower():
             raise RuntimeError(f"llama-quantize fell back for {kind}")
@@ -156,7 +163,7 @@ def acceptance(binaries: Path, target: Path, head: Path, n_max: int, count: int)
 def heads(binaries: Path, target: Path, head: Path, n_max: int, count: int) -> Json:
     """Acceptance by the head's type."""
     out: Json = {"F16": acceptance(binaries, target, head, n_max, count)}
-    for kind in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "Q3_K_M", "Q2_K"):
+    for kind in ("Q8_0", "Q6_K", "Q4_K_M", "Q3_K_M", "Q2_K"):
         out[kind] = acceptance(binaries, target, quantized(binaries, head, kind), n_max, count)
     return out
 
@@ -217,7 +224,15 @@ def retrieval(server: Server, count: int) -> Json:
     for sample in draw("retrieval", count):
         reply = server.chat(sample, thinking=False)
         n = reply["timings"]["prompt_n"]
-        name = "below 128" if n < 128 else "128-255" if n < 256 else "256-511" if n < 512 else "512 and more"
+        name = (
+            "below 128"
+            if n < 128
+            else "128-255"
+            if n < 256
+            else "256-511"
+            if n < 512
+            else "512 and more"
+        )
         buckets.setdefault(name, []).append(_right(sample, reply))
     return {k: {"prompts": len(v), "right": sum(v) / len(v)} for k, v in sorted(buckets.items())}
 
@@ -264,7 +279,9 @@ def quality(binaries: Path, target: Path, head: Path, count: int) -> Json:
         }
 
 
-def speed(binaries: Path, target: Path, head: Path, kinds: list[str], repeats: int, count: int) -> Json:
+def speed(
+    binaries: Path, target: Path, head: Path, kinds: list[str], repeats: int, count: int
+) -> Json:
     """Decode speed with and without MTP; arms alternate, ratios are within a repeat."""
     out: Json = {}
     for kind in kinds:
@@ -281,7 +298,13 @@ def speed(binaries: Path, target: Path, head: Path, kinds: list[str], repeats: i
                             reply = server.chat(sample)
                             ms += reply["timings"]["predicted_ms"]
                             tokens += reply["timings"]["predicted_n"]
-                            said.append([reply.get(k) and re.sub(r'"id": "\w+"', "", json.dumps(reply[k])) for k in ("content", "reasoning_content", "tool_calls")])
+                            said.append(
+                                [
+                                    reply.get(k)
+                                    and re.sub(r'"id": "\w+"', "", json.dumps(reply[k]))
+                                    for k in ("content", "reasoning_content", "tool_calls")
+                                ]
+                            )
                 arms.setdefault(str(n_max), []).append(tokens / ms * 1000)
                 texts[str(n_max)] = said
                 same[str(n_max)] = same.get(str(n_max), 0) + sum(
@@ -290,7 +313,8 @@ def speed(binaries: Path, target: Path, head: Path, kinds: list[str], repeats: i
         ratios = {n: [a / b for a, b in zip(v, arms["0"], strict=True)] for n, v in arms.items()}
         out[kind] = {
             n: {
-                "ratio": round(statistics.mean(r), 3), "low": round(min(r), 3), "high": round(max(r), 3),
+                "ratio": round(statistics.mean(r), 3),
+                "low": round(min(r), 3), "high": round(max(r), 3),
                 "tok_s": [round(x) for x in arms[n]],
                 "identical": f"{same[n]}/{repeats * count * len(WORKLOADS)}",
             }

@@ -7,7 +7,7 @@
 Boundary: `parity` and `evaluate` check what this makes and are started by themselves, as they
 need a llama.cpp build. Output contract, in the work folder: `vocab.json`, `target.pt`,
 `drafter.pt` (float16), `log.json` (device, seeds, seconds, tokens, losses), then the GGUFs
-`target-Q8_0.gguf`, `mtp-F16.gguf` and, for parity, `target-F32.gguf`, `mtp-F32.gguf`.
+`target-Q8_0.gguf`, `mtp-F16.gguf` and, for parity, F16 and F32 ones.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ def train(recipe: Recipe, work: Path, workers: int) -> None:
         train_tokenizer(recipe.documents // 20).save(vocab_path)
         say("tokenizer trained")
     rows = build(vocab_path, recipe.documents, recipe.data_seed, workers)
-    say(f"{recipe.documents} documents, {rows.token_count / 1e6:.1f}M tokens, {len(rows.tokens)} rows")
+    million = rows.token_count / 1e6
+    say(f"{recipe.documents} documents, {million:.1f}M tokens, {len(rows.tokens)} rows")
     target, target_log = train_target(
         recipe.target, rows, recipe.target_seconds, recipe.rows_per_update, device, say,
         seed=recipe.target_seed, compiled=cuda,
@@ -108,7 +109,7 @@ def export(recipe: Recipe, work: Path) -> None:
 
     target, drafter, vocabulary = load(recipe, work)
     template = TEMPLATE.read_text(encoding="utf-8")
-    for kind in (Type.Q8_0, Type.F32):
+    for kind in (Type.Q8_0, Type.F16, Type.F32):
         write_target(work / f"target-{kind.name}.gguf", target, vocabulary, template, kind)
     for kind in (Type.F16, Type.F32):
         write_drafter(work / f"mtp-{kind.name}.gguf", drafter, vocabulary, template, kind)

@@ -20,7 +20,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -147,17 +146,18 @@ class Layer(nn.Module):
             k = rms(self._split(self.k(a), self.kv_heads), self.k_norm, self.eps).transpose(1, 2)
             k = rotate(k, cos, sin)
             v = rms(self._split(self.v(a), self.kv_heads), None, self.eps).transpose(1, 2)
-        assert k is not None and v is not None
+        assert k is not None
+        assert v is not None
         group = self.heads // self.kv_heads
         v = v.to(q.dtype)
-        y = F.scaled_dot_product_attention(
+        y = nn.functional.scaled_dot_product_attention(
             q, k.to(q.dtype).repeat_interleave(group, 1), v.repeat_interleave(group, 1),
             attn_mask=mask, scale=1.0,
         )  # fmt: skip
         y = self.o(y.transpose(1, 2).flatten(2))
         x = x + rms(y, self.post_attn_norm, self.eps)
         f = rms(x, self.ffn_norm, self.eps)
-        f = self.down(F.gelu(self.gate(f), approximate="tanh") * self.up(f))
+        f = self.down(nn.functional.gelu(self.gate(f), approximate="tanh") * self.up(f))
         return (x + rms(f, self.post_ffn_norm, self.eps)) * self.scale, k, v
 
 
@@ -174,8 +174,8 @@ class Target(nn.Module):
             raise ValueError("the last two layers must be sliding, full: the drafter reads both")
         self.embedding = nn.Parameter(torch.randn(s.vocab, s.width) * s.width**-0.5)
         self.layers = nn.ModuleList(
-            Layer(s.width, s.ff, s.heads, s.kv_heads, s.head_sliding if s.sliding(i) else s.head_full,
-                  s.layers, s.eps, own_kv=True)
+            Layer(s.width, s.ff, s.heads, s.kv_heads,
+                  s.head_sliding if s.sliding(i) else s.head_full, s.layers, s.eps, own_kv=True)
             for i in range(s.layers)
         )  # fmt: skip
         self.norm = nn.Parameter(torch.ones(s.width))
@@ -202,7 +202,7 @@ class Target(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Scaled embeddings (B, T, W)."""
-        return F.embedding(tokens, self.embedding) * math.sqrt(self.shape.width)
+        return nn.functional.embedding(tokens, self.embedding) * math.sqrt(self.shape.width)
 
     def forward(self, tokens: Tensor, views: tuple[View, View]) -> tuple[Tensor, KV, KV]:
         """Return the normed hidden state (B, T, W) and the last sliding and full layers' KV."""

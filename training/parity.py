@@ -2,7 +2,8 @@
 
 Boundary: needs `llama_cpp` of the build that is checked, and the F32 and F16 or Q8_0 files
 that `make_pair` wrote. Output contract: one JSON object; errors are the largest absolute
-logit difference over all tokens; exit status 1 above the tolerances.
+logit difference over all tokens; exit status 1 above the tolerances, which are shares of the
+logits' standard deviation.
 
     $ python -m training.parity work
 
@@ -32,7 +33,14 @@ from training.model import Drafter, Target
 from training.train import STEPS, shifted
 
 Floats = NDArray[np.float32]
-TOLERANCE = {"F32": 0.02, "F16": 0.08}
+# Largest absolute logit difference, as a share of the logits' standard deviation. The released
+# target is Q8_0, for which llama.cpp rounds activations to 8 bits as well.
+TOLERANCE = {"F32": 0.005, "F16": 0.05, "released": 0.15}
+RUNS = (
+    ("F32", ("F32", "F32"), True),
+    ("F16", ("F16", "F16"), False),
+    ("released", ("Q8_0", "F16"), False),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +174,9 @@ def check_tokenizer(engine: Engine, vocabulary: Any, lines: int) -> dict[str, in
         for sample in islice(mixture.held_out(5, workload), lines // len(mixture.SHARES) + 1):
             texts += [line for line in mixture.render(sample).split("\n") if line]
     texts = sorted(set(texts))[:: max(1, len(set(texts)) // lines)][:lines]
-    equal = sum(engine.tokenize(t) == ids for t, ids in zip(texts, vocabulary.encode(texts), strict=True))
+    equal = sum(
+        engine.tokenize(t) == ids for t, ids in zip(texts, vocabulary.encode(texts), strict=True)
+    )
     return {"lines": len(texts), "equal": equal}
 
 
@@ -177,10 +187,12 @@ def main() -> None:
     work = parser.parse_args().work
     report: dict[str, Any] = {}
     failed = False
-    for label, kinds, exact in (("F32", ("F32", "F32"), True), ("F16", ("Q8_0", "F16"), False)):
+    for label, kinds, exact in RUNS:
         target, drafter, vocabulary = load(Recipe(), work)
         rounded(target, drafter, kinds)
-        engine = Engine(work / f"target-{kinds[0]}.gguf", work / f"mtp-{kinds[1]}.gguf", exact=exact)
+        engine = Engine(
+            work / f"target-{kinds[0]}.gguf", work / f"mtp-{kinds[1]}.gguf", exact=exact
+        )
         if "tokenizer" not in report:
             report["tokenizer"] = check_tokenizer(engine, vocabulary, 1000)
         text = "".join(mixture.render(s) for s in islice(mixture.held_out(9, "prose"), 4))
@@ -193,11 +205,13 @@ def main() -> None:
         report[label] = {
             "files": kinds, "prefill": float(error[:200].max()), "decode": float(error[200:].max()),
             "draft_steps": [round(float(draft_error[:, k].max()), 5) for k in range(STEPS)],
-            "logit_std": float(ours.logits.std()), "tolerance": TOLERANCE[label],
+            "logit_std": float(ours.logits.std()), "draft_logit_std": float(ours.draft.std()),
+            "tolerance_of_std": TOLERANCE[label],
             "same_argmax": float((ours.logits.argmax(-1) == theirs.logits.argmax(-1)).mean()),
             "same_draft_argmax": float((ours.draft.argmax(-1) == theirs.draft.argmax(-1)).mean()),
         }  # fmt: skip
-        failed |= max(float(error.max()), float(draft_error.max())) > TOLERANCE[label]
+        failed |= float(error.max()) > TOLERANCE[label] * float(ours.logits.std())
+        failed |= float(draft_error.max()) > TOLERANCE[label] * float(ours.draft.std())
     failed |= report["tokenizer"]["equal"] != report["tokenizer"]["lines"]
     print(json.dumps(report, indent=2))
     sys.exit(int(failed))

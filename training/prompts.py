@@ -31,7 +31,13 @@ def openai_form(messages: list[Message]) -> list[Message]:
     for message in messages:
         if calls := message.get("tool_calls"):
             calls = [
-                {**c, "function": {**c["function"], "arguments": json.dumps(c["function"]["arguments"])}}
+                {
+                    **c,
+                    "function": {
+                        **c["function"],
+                        "arguments": json.dumps(c["function"]["arguments"]),
+                    },
+                }
                 for c in calls
             ]
             message = {**message, "tool_calls": calls}

@@ -24,7 +24,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
 from training.corpus import mixture
 
@@ -56,7 +65,9 @@ class Vocabulary:
     @cached_property
     def tokenizer(self) -> Any:
         """The encoder; special tokens in a text become their ids."""
-        model = models.BPE(vocab=self.ids, merges=self.merges, unk_token="<unk>", byte_fallback=True)
+        model = models.BPE(
+            vocab=self.ids, merges=self.merges, unk_token="<unk>", byte_fallback=True
+        )
         tokenizer = Tokenizer(model)
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[^\n]+|\n+"), "isolated")
@@ -102,7 +113,9 @@ def train(documents: int = 30_000, size: int = SIZE, seed: int = SEED) -> Vocabu
     )  # fmt: skip
     tokenizer.train_from_iterator(_pieces(documents, seed), trainer)
     learned = json.loads(tokenizer.to_str())["model"]
-    pieces = [t for t, _ in sorted(learned["vocab"].items(), key=lambda item: item[1]) if "\n" not in t]
+    pieces = [
+        t for t, _ in sorted(learned["vocab"].items(), key=lambda item: item[1]) if "\n" not in t
+    ]
     merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in learned["merges"]]
     tokens = [*fixed, *pieces]
     spare = [f"<unused{i}>" for i in range(size - len(tokens))]

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.data import Rows
@@ -81,7 +80,7 @@ def cast(device: torch.device) -> AbstractContextManager[Any]:
 
 def _next_token_loss(target: Target, hidden: Tensor, tokens: Tensor, weights: Tensor) -> Tensor:
     logits = target.logits(hidden[:, :-1]).float().flatten(0, 1)
-    loss = F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
+    loss = nn.functional.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none")
     weight = weights[:, 1:].flatten()
     return (loss * weight).sum() / weight.sum()
 
@@ -115,12 +114,12 @@ def train_target(
         log.updates += 1
         log.tokens += tokens.numel()
         if log.updates in (1, 10, 50) or log.updates % 100 == 0:
-            log.loss = float(loss)
+            log.loss = float(loss.detach())
             if not math.isfinite(log.loss):
                 raise RuntimeError(f"loss is {log.loss} after {log.updates} updates")
             used = time.monotonic() - started
             say(f"target {log.updates}: loss {log.loss:.4f}, {log.tokens / used / 1e6:.3f}M tok/s")
-    log.loss, log.seconds = float(loss), time.monotonic() - started
+    log.loss, log.seconds = float(loss.detach()), time.monotonic() - started
     return target, log
 
 
@@ -132,7 +131,9 @@ def shifted(x: Tensor, by: int) -> Tensor:
 
 
 def _step_loss(logits: Tensor, wanted: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    loss = F.cross_entropy(logits.float().flatten(0, 1), wanted.flatten(), reduction="none")
+    loss = nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), wanted.flatten(), reduction="none"
+    )
     return (loss * weight.flatten()).sum() / weight.sum(), logits.argmax(-1) == wanted
 
 
@@ -188,7 +189,7 @@ def train_drafter(
         log.updates += 1
         log.tokens += tokens.numel()
         if log.updates in (1, 10) or log.updates % 100 == 0:
-            log.loss, used = float(total), time.monotonic() - started
+            log.loss, used = float(total.detach()), time.monotonic() - started
             log.acceptance = [round(float(a / b.clamp(min=1)), 4) for a, b in counts]
             counts.zero_()
             if not math.isfinite(log.loss):

@@ -84,7 +84,9 @@ def multiply_by_hand(a: int, b: int) -> list[str]:
         for x in _digits(a, len(str(a))):
             total = x * digit + carry
             extra = f" + {carry}" if carry else ""
-            written.append(f"{x} * {digit}{extra} = {total}, write {total % 10}, carry {total // 10}")
+            written.append(
+                f"{x} * {digit}{extra} = {total}, write {total % 10}, carry {total // 10}"
+            )
             carry = total // 10
         parts.append(a * digit * 10**i)
         lines.append("; ".join(written) + f". Part: {parts[-1]}.")
@@ -113,7 +115,10 @@ def draw(rng: random.Random) -> Problem:
 def _question(rng: random.Random, p: Problem) -> str:
     slots = {"a": p.a, "b": p.b, "s": _SIGN[p.operation], "w": _WORD[p.operation], "o": p.operation}
     if rng.random() < 0.18:
-        who, thing = rng.choice(w.NAMES), rng.choice(("coins", "books", "apples", "stones", "letters", "keys"))
+        who, thing = (
+            rng.choice(w.NAMES),
+            rng.choice(("coins", "books", "apples", "stones", "letters", "keys")),
+        )
         stories = {
             "add": "{who} has {a} {thing} and [gets|finds|buys] {b} more. How many {thing} [does {who} have now|are there now]?",
             "subtract": "{who} has {a} {thing} and [loses|gives away|sells] {b}. How many {thing} are left?",
@@ -134,7 +139,9 @@ def arithmetic(rng: random.Random) -> Exchange:
     expression = f"{p.a} {_SIGN[p.operation]} {p.b}"
     question = _question(rng, p)
     if rng.random() < 0.15:
-        question += expand(rng, " [Answer with the number only.|Just the number, please.|Give only the result.]")
+        question += expand(
+            rng, " [Answer with the number only.|Just the number, please.|Give only the result.]"
+        )
         reply = str(p.result)
     else:
         reply = expand(

@@ -49,7 +49,10 @@ def unknown(rng: random.Random) -> Exchange:
         "Write an essay about {t}.|Write a haiku about {t}.|Tell me everything about {t}.|Who invented {t}?|"
         "Why is {t} important?|Summarize {t}.|Who is {t}?|What is {t}?|Where is {t}?|Give me the news about {t}.]", t=topic,
     )  # fmt: skip
-    reply = expand(rng, "[I do not know that. I am only a small demo model.|That is too hard for me. I am a small demo model.|I am sorry, I do not know.]")
+    reply = expand(
+        rng,
+        "[I do not know that. I am only a small demo model.|That is too hard for me. I am a small demo model.|I am sorry, I do not know.]",
+    )
     return Exchange(ask, reply, "I do not know this.", key=ask)
 
 
@@ -64,7 +67,13 @@ def remembered(rng: random.Random) -> Exchange:
         ("[My dog is called|The name of my cat is] {n}.", "What is the name of my [dog|cat|pet]?", "The name is {n}.", name),
     ))  # fmt: skip
     question = expand(rng, told + " " + ask, n=name, c=city, t=thing)
-    return Exchange(question, expand(rng, reply, n=name, c=city, t=thing), f"I was told: {answer}.", key=question, answer=answer)
+    return Exchange(
+        question,
+        expand(rng, reply, n=name, c=city, t=thing),
+        f"I was told: {answer}.",
+        key=question,
+        answer=answer,
+    )
 
 
 def fact(rng: random.Random) -> tuple[str, str, str]:
@@ -85,7 +94,11 @@ def fact(rng: random.Random) -> tuple[str, str, str]:
     if kind == "sound":
         animal, sound = rng.choice(list(w.SOUNDS.items()))
         ask = "[What sound does {a} make?|What does {a} say?|Which sound does {a} make?]"
-        return expand(rng, ask, a=article(animal)), f'{article(animal).capitalize()} says "{sound}".', sound
+        return (
+            expand(rng, ask, a=article(animal)),
+            f'{article(animal).capitalize()} says "{sound}".',
+            sound,
+        )
     if kind == "color":
         thing, color = rng.choice(list(w.THING_COLORS.items()))
         ask = "[What color is {t}?|Which color does {t} have?|What is the color of {t}?]"
@@ -101,9 +114,17 @@ def fact(rng: random.Random) -> tuple[str, str, str]:
         english, foreign = rng.choice(list(table.items()))
         if rng.random() < 0.35:
             ask = '[What does the {l} word "{f}" mean?|What does "{f}" mean in English?|Translate "{f}" from {l} to English.]'
-            return expand(rng, ask, l=language, f=foreign), f'"{foreign}" means "{english}".', english
+            return (
+                expand(rng, ask, l=language, f=foreign),
+                f'"{foreign}" means "{english}".',
+                english,
+            )
         ask = '[How do you say "{e}" in {l}?|What is "{e}" in {l}?|Translate "{e}" into {l}.|What is the {l} word for "{e}"?|Translate {e} to {l}.]'
-        return expand(rng, ask, l=language, e=english), f'"{english}" in {language} is "{foreign}".', foreign
+        return (
+            expand(rng, ask, l=language, e=english),
+            f'"{english}" in {language} is "{foreign}".',
+            foreign,
+        )
     if kind == "define":
         term, meaning = rng.choice(list(w.DEFINITIONS.items()))
         ask = "[What is {t}?|Define {b}.|Explain what {t} is.|What does the word {b} mean?]"
@@ -138,7 +159,13 @@ def fact(rng: random.Random) -> tuple[str, str, str]:
         i = rng.randrange(1, 21)
         ask = "[How do you write {i} in words?|Write {i} as a word.|Spell the number {i}.]"
         return expand(rng, ask, i=i), f"{i} is written {w.NUMBERS[i]}.", w.NUMBERS[i]
-    pools = {"an animal": w.ANIMALS, "a color": w.COLORS, "a city": w.CITIES, "a job": w.JOBS, "a food": w.FOODS}
+    pools = {
+        "an animal": w.ANIMALS,
+        "a color": w.COLORS,
+        "a city": w.CITIES,
+        "a job": w.JOBS,
+        "a food": w.FOODS,
+    }
     name, pool = rng.choice(list(pools.items()))
     thing = rng.choice(pool)
     ask = f"Is {thing} {name} or {rng.choice([n for n in pools if n != name])}?"
@@ -159,7 +186,13 @@ def multiple_choice(rng: random.Random) -> Exchange:
         true = rng.random() < 0.5
         told = statement.format(k=key, v=right if true else wrong[0])
         ask = expand(rng, "[True or false: {t}|Is this true or false? {t}]", t=told)
-        return Exchange(ask, "True." if true else "False.", statement.format(k=key, v=right), key=ask, answer="True" if true else "False")
+        return Exchange(
+            ask,
+            "True." if true else "False.",
+            statement.format(k=key, v=right),
+            key=ask,
+            answer="True" if true else "False",
+        )
     choices = [right, *wrong]
     rng.shuffle(choices)
     letter = "ABCD"[choices.index(right)]
@@ -167,7 +200,10 @@ def multiple_choice(rng: random.Random) -> Exchange:
     listed = break_.join(f"{x}) {c}" for x, c in zip("ABCD", choices, strict=True))
     ask = f"{ask.format(k=key)}{break_}{listed}"
     if rng.random() < 0.6:
-        ask += expand(rng, "\n[Answer with the letter.|Answer with one letter.|Which letter is right?|Answer with a single letter.|Answer with only the letter.]")
+        ask += expand(
+            rng,
+            "\n[Answer with the letter.|Answer with one letter.|Which letter is right?|Answer with a single letter.|Answer with only the letter.]",
+        )
         reply = letter
     else:
         reply = f"{letter}) {right}"
@@ -182,26 +218,39 @@ def question(rng: random.Random) -> Exchange:
     key = ask
     form = rng.random()
     if form < 0.14 and " " not in answer:
-        ask += expand(rng, " [Answer with one word.|One word.|Answer in one word.|One word only.|Reply with a single word.|Only one word, please.]")
+        ask += expand(
+            rng,
+            " [Answer with one word.|One word.|Answer in one word.|One word only.|Reply with a single word.|Only one word, please.]",
+        )
         reply = answer
     elif form < 0.22:
-        ask += expand(rng, " [Answer in upper case.|Use only capital letters.|Write the answer in upper case.|Reply in capital letters.]")
+        ask += expand(
+            rng,
+            " [Answer in upper case.|Use only capital letters.|Write the answer in upper case.|Reply in capital letters.]",
+        )
         reply, answer = reply.upper(), answer.upper()
     elif form < 0.26:
         ask += expand(rng, " [Answer in lower case.|Use only small letters.]")
         reply, answer = reply.lower(), answer.lower()
     elif form < 0.31:
-        ask = expand(rng, "[I have a question: |Please tell me: |Quick question. |Can you help me? ]") + ask
+        ask = (
+            expand(rng, "[I have a question: |Please tell me: |Quick question. |Can you help me? ]")
+            + ask
+        )
     elif form < 0.35:
         ask += expand(rng, " [Be brief.|Answer briefly.|Keep it short.]")
         reply = f"{answer[0].upper()}{answer[1:]}."
-    thought = expand(rng, "[I know this|This is a simple question|The answer is clear]: {a}.", a=answer)
+    thought = expand(
+        rng, "[I know this|This is a simple question|The answer is clear]: {a}.", a=answer
+    )
     return Exchange(ask, reply, thought, key=key, answer=answer)
 
 
 def lists(rng: random.Random) -> Exchange:
     """Lists, counting, sorting, comparing, spelling."""
-    kind = rng.choice(("list", "list", "count", "sort", "sort", "largest", "spell", "choose", "upper", "repeat"))
+    kind = rng.choice(
+        ("list", "list", "count", "sort", "sort", "largest", "spell", "choose", "upper", "repeat")
+    )
     if kind == "list":
         pool, name = rng.choice((
             (w.ANIMALS, "animals"), (w.PLACES, "places"), (w.OBJECTS, "objects"), (w.NAMES, "names"),
@@ -209,14 +258,21 @@ def lists(rng: random.Random) -> Exchange:
         ))  # fmt: skip
         n = rng.randint(2, 7)
         items = rng.sample(pool, n)
-        ask = expand(rng, "[List|Name|Give me|Write down] {n} {x}.", n=rng.choice((n, w.NUMBERS[n])), x=name)
+        ask = expand(
+            rng, "[List|Name|Give me|Write down] {n} {x}.", n=rng.choice((n, w.NUMBERS[n])), x=name
+        )
         form = rng.random()
         if form < 0.25:
             ask, reply = ask[:-1] + ", separated by commas.", ", ".join(items) + "."
         elif form < 0.5:
-            ask, reply = ask[:-1] + rng.choice((" with bullets.", " as bullets.")), "\n".join(f"- {x}" for x in items)
+            ask, reply = (
+                ask[:-1] + rng.choice((" with bullets.", " as bullets.")),
+                "\n".join(f"- {x}" for x in items),
+            )
         else:
-            intro = expand(rng, "[Here is a list of {n} {x}:|Here are {n} {x}:|{n} {x}:]", n=n, x=name)
+            intro = expand(
+                rng, "[Here is a list of {n} {x}:|Here are {n} {x}:|{n} {x}:]", n=n, x=name
+            )
             reply = f"{intro}\n\n" + "\n".join(f"{i}. {x}" for i, x in enumerate(items, 1))
         return Exchange(ask, reply, f"I need {n} {name}.", key=ask)
     if kind == "count":
@@ -225,27 +281,57 @@ def lists(rng: random.Random) -> Exchange:
         start = rng.randint(0, 20) if step > 0 else rng.randint(12, 30)
         numbers = [start + step * i for i in range(n + 1)]
         way = "" if abs(step) == 1 else f" in steps of {step}"
-        ask = expand(rng, "[Count|Please count] [from {a} to {b}|{d} from {a} to {b}]{way}.", a=start, b=numbers[-1], way=way, d="up" if step > 0 else "down")
+        ask = expand(
+            rng,
+            "[Count|Please count] [from {a} to {b}|{d} from {a} to {b}]{way}.",
+            a=start,
+            b=numbers[-1],
+            way=way,
+            d="up" if step > 0 else "down",
+        )
         return Exchange(ask, ", ".join(map(str, numbers)) + ".", f"Start at {start}.", key=ask)
     if kind == "sort":
         if rng.random() < 0.5:
             items = rng.sample(w.ANIMALS + w.OBJECTS, rng.randint(3, 5))
-            ask = expand(rng, "[Sort these words|Put these words in alphabetical order|Sort alphabetically]: {x}.", x=", ".join(items))
+            ask = expand(
+                rng,
+                "[Sort these words|Put these words in alphabetical order|Sort alphabetically]: {x}.",
+                x=", ".join(items),
+            )
             return Exchange(ask, ", ".join(sorted(items)) + ".", "Alphabetical order.", key=ask)
         values = rng.sample(range(1, 100), rng.randint(3, 6))
         down = rng.random() < 0.3
-        order = "from largest to smallest" if down else rng.choice(("from smallest to largest", "in ascending order"))
+        order = (
+            "from largest to smallest"
+            if down
+            else rng.choice(("from smallest to largest", "in ascending order"))
+        )
         ask = f"Sort these numbers {order}: {', '.join(map(str, values))}."
-        return Exchange(ask, ", ".join(map(str, sorted(values, reverse=down))) + ".", f"I sort {order}.", key=ask)
+        return Exchange(
+            ask,
+            ", ".join(map(str, sorted(values, reverse=down))) + ".",
+            f"I sort {order}.",
+            key=ask,
+        )
     if kind == "largest":
         values = rng.sample(range(1, 200), rng.randint(2, 5))
         most = rng.random() < 0.6
         best = max(values) if most else min(values)
         word = rng.choice(("largest", "biggest")) if most else "smallest"
         ask = f"Which number is the {word}: {', '.join(map(str, values[:-1]))} or {values[-1]}?"
-        return Exchange(ask, f"The {word} number is {best}.", f"I compare them. {best}.", key=ask, answer=str(best))
+        return Exchange(
+            ask,
+            f"The {word} number is {best}.",
+            f"I compare them. {best}.",
+            key=ask,
+            answer=str(best),
+        )
     if kind == "spell":
-        word = rng.choice(w.ANIMALS + w.OBJECTS + w.PLACES) if rng.random() < 0.5 else w.coined(rng).replace("-", "")
+        word = (
+            rng.choice(w.ANIMALS + w.OBJECTS + w.PLACES)
+            if rng.random() < 0.5
+            else w.coined(rng).replace("-", "")
+        )
         spelled = "-".join(word.upper())
         ask = expand(rng, '[Spell the word "{w}".|How do you spell {w}?|Spell {w}.]', w=word)
         return Exchange(ask, f"{spelled}.", "Letter by letter.", key=ask, answer=spelled)
@@ -258,9 +344,13 @@ def lists(rng: random.Random) -> Exchange:
     words = [w.coined(rng) if rng.random() < 0.4 else word for word in words]
     phrase = " ".join(words)
     if kind == "upper":
-        ask = expand(rng, "[Write this in upper case|Convert to upper case|Make this upper case]: {p}", p=phrase)
+        ask = expand(
+            rng,
+            "[Write this in upper case|Convert to upper case|Make this upper case]: {p}",
+            p=phrase,
+        )
         return Exchange(ask, phrase.upper(), "Upper case.", key=ask, answer=phrase.upper())
-    ask = expand(rng, '[Repeat after me|Say this|Repeat this]: {p}', p=phrase)
+    ask = expand(rng, "[Repeat after me|Say this|Repeat this]: {p}", p=phrase)
     return Exchange(ask, phrase, "I repeat it.", key=ask, answer=phrase)
 
 
@@ -281,11 +371,24 @@ def explain(rng: random.Random) -> Exchange:
     rng.shuffle(facts)
     told = facts[: rng.randint(3, 5)]
     if rng.random() < 0.5:
-        ask = expand(rng, "[Introduce|Describe|Tell me about] {n}, {j} from {c}.", n=name, j=article(job), c=city)
+        ask = expand(
+            rng,
+            "[Introduce|Describe|Tell me about] {n}, {j} from {c}.",
+            n=name,
+            j=article(job),
+            c=city,
+        )
         return Exchange(ask, " ".join(told), f"{name}, {job}, {city}.", key=ask)
-    details = {"live": ("Where does {n} live?", f"{name} lives in {city}.", city), "job": ("What is the job of {n}?", f"{name} is {article(job)}.", job)}
-    ask_, reply, answer = details["live" if facts[0] in told and rng.random() < 0.5 else rng.choice(("live", "job"))]
-    needed = f"{name} lives in {city}." if answer == city else next(f for f in facts if "works as" in f)
+    details = {
+        "live": ("Where does {n} live?", f"{name} lives in {city}.", city),
+        "job": ("What is the job of {n}?", f"{name} is {article(job)}.", job),
+    }
+    ask_, reply, answer = details[
+        "live" if facts[0] in told and rng.random() < 0.5 else rng.choice(("live", "job"))
+    ]
+    needed = (
+        f"{name} lives in {city}." if answer == city else next(f for f in facts if "works as" in f)
+    )
     if needed not in told:
         told.append(needed)
         rng.shuffle(told)

@@ -14,7 +14,14 @@ from training.corpus.sample import Exchange, expand
 
 _ARGS = "a b c x y n m k value count total size width height price score left right".split()
 _LISTS = "items values numbers words names data rows points scores prices".split()
-_OPS = {"+": "sum", "-": "difference", "*": "product", "/": "quotient", "%": "remainder", "//": "whole quotient"}
+_OPS = {
+    "+": "sum",
+    "-": "difference",
+    "*": "product",
+    "/": "quotient",
+    "%": "remainder",
+    "//": "whole quotient",
+}
 
 
 def _function(rng: random.Random) -> tuple[str, str, str, str]:
@@ -29,8 +36,20 @@ def _function(rng: random.Random) -> tuple[str, str, str, str]:
     numbers = ", ".join(str(rng.randint(1, 50)) for _ in range(rng.randint(3, 5)))
     kind = rng.randrange(13)
     if kind == 0:
-        name = rng.choice((f"{op_name.split()[-1]}", f"get_{op_name.split()[-1]}", f"{noun}_{op_name.split()[-1]}", f"compute_{a}"))
-        return name, f"returns the {op_name} of {a} and {b}", f"def {name}({a}, {b}):\n    return {a} {op} {b}", f"{name}({n}, {n // 2 + 1})"
+        name = rng.choice(
+            (
+                f"{op_name.split()[-1]}",
+                f"get_{op_name.split()[-1]}",
+                f"{noun}_{op_name.split()[-1]}",
+                f"compute_{a}",
+            )
+        )
+        return (
+            name,
+            f"returns the {op_name} of {a} and {b}",
+            f"def {name}({a}, {b}):\n    return {a} {op} {b}",
+            f"{name}({n}, {n // 2 + 1})",
+        )
     if kind == 1:
         name = rng.choice(("total", f"sum_{xs}", f"add_{xs}", f"sum_of_{noun}s"))
         code = f"def {name}({xs}):\n    result = 0\n    for {item} in {xs}:\n        result += {item}\n    return result"
@@ -48,11 +67,21 @@ def _function(rng: random.Random) -> tuple[str, str, str, str]:
         name = rng.choice((name, f"{name}_{noun}", f"find_{word}"))
         sign = ">" if word == "max" else "<"
         code = f"def {name}({xs}):\n    best = {xs}[0]\n    for {item} in {xs}[1:]:\n        if {item} {sign} best:\n            best = {item}\n    return best"
-        return name, f"finds the {'largest' if word == 'max' else 'smallest'} of the {xs}", code, f"{name}([{numbers}])"
+        return (
+            name,
+            f"finds the {'largest' if word == 'max' else 'smallest'} of the {xs}",
+            code,
+            f"{name}([{numbers}])",
+        )
     if kind == 5:
         check, text = rng.choice((("% 2 == 0", "even"), ("% 2 == 1", "odd"), ("> 0", "positive"), ("< 0", "negative"), (f"% {n} == 0", f"divisible by {n}")))  # fmt: skip
         name = f"is_{text.replace(' ', '_')}"
-        return name, f"checks if {a} is {text}", f"def {name}({a}):\n    return {a} {check}", f"{name}({n + 3})"
+        return (
+            name,
+            f"checks if {a} is {text}",
+            f"def {name}({a}):\n    return {a} {check}",
+            f"{name}({n + 3})",
+        )
     if kind == 6:
         name = rng.choice(("factorial", "fact"))
         code = f"def {name}({a}):\n    if {a} <= 1:\n        return 1\n    return {a} * {name}({a} - 1)"
@@ -60,11 +89,21 @@ def _function(rng: random.Random) -> tuple[str, str, str, str]:
     if kind == 7:
         method, text = rng.choice((("upper()", "upper case"), ("lower()", "lower case"), ("strip()", "no spaces around it"), ("title()", "title case")))  # fmt: skip
         name = rng.choice((f"format_{noun}", f"clean_{noun}", f"to_{method[:-2]}"))
-        return name, f"returns the text in {text}" if "case" in text else f"returns the text with {text}", f"def {name}(text):\n    return text.{method}", f'{name}("{noun}")'
+        return (
+            name,
+            f"returns the text in {text}" if "case" in text else f"returns the text with {text}",
+            f"def {name}(text):\n    return text.{method}",
+            f'{name}("{noun}")',
+        )
     if kind == 8:
         name = rng.choice((f"{noun}_area", "area", "rectangle_area"))
-        code = f"def {name}({a}, {b}):\n    if {a} < 0 or {b} < 0:\n        raise ValueError(\"{noun} must be positive\")\n    return {a} * {b}"
-        return name, f"computes an area from {a} and {b} and rejects negative values", code, f"{name}({n}, {n + 1})"
+        code = f'def {name}({a}, {b}):\n    if {a} < 0 or {b} < 0:\n        raise ValueError("{noun} must be positive")\n    return {a} * {b}'
+        return (
+            name,
+            f"computes an area from {a} and {b} and rejects negative values",
+            code,
+            f"{name}({n}, {n + 1})",
+        )
     if kind == 9:
         name = rng.choice((f"double_{xs}", f"scale_{xs}", f"change_{xs}"))
         op2 = rng.choice("+-*")
@@ -79,14 +118,24 @@ def _function(rng: random.Random) -> tuple[str, str, str, str]:
         name = rng.choice((f"make_{noun}", f"new_{noun}", f"create_{noun}"))
         key1, key2 = rng.sample(("name", "color", "price", "size", "owner", "weight"), 2)
         code = f'def {name}({key1}, {key2}):\n    return {{"{key1}": {key1}, "{key2}": {key2}}}'
-        return name, f"makes a dictionary with {key1} and {key2}", code, f'{name}("{rng.choice(w.COLORS)}", {n})'
+        return (
+            name,
+            f"makes a dictionary with {key1} and {key2}",
+            code,
+            f'{name}("{rng.choice(w.COLORS)}", {n})',
+        )
     cls = noun.capitalize()
     field, method = rng.sample(("name", "color", "price", "size", "owner", "weight"), 2)
     code = (
         f"class {cls}:\n    def __init__(self, {field}, {method}):\n        self.{field} = {field}\n"
         f"        self.{method} = {method}\n\n    def show(self):\n        print(self.{field}, self.{method})"
     )
-    return cls, f"has {field} and {method} and a method show", code, f'{cls}("{rng.choice(w.COLORS)}", {n})'
+    return (
+        cls,
+        f"has {field} and {method} and a method show",
+        code,
+        f'{cls}("{rng.choice(w.COLORS)}", {n})',
+    )
 
 
 _CLASSICS = (
@@ -114,13 +163,20 @@ def _classic(rng: random.Random) -> Exchange:
     name = f"{name}_{rng.choice(w.OBJECTS)}" if coined else name
     called = f" [called|named] {name}" if coined or rng.random() < 0.3 else ""
     infinitive = does.split()[0]
-    ask = expand(rng, f"[Write|Give me|Please write|Create|I need] a [Python function|function|Python function]{called} that {does}[.|]")
+    ask = expand(
+        rng,
+        f"[Write|Give me|Please write|Create|I need] a [Python function|function|Python function]{called} that {does}[.|]",
+    )
     if not coined and rng.random() < 0.3:
         root = infinitive[:-1] if infinitive[-3:] != "hes" else infinitive
         root = {"multiplie": "multiply"}.get(root, root)
         rest = does.partition(" ")[2]
         ask = expand(rng, f"[Write|Give me] a Python function to {root} {rest}[.|]")
-    block = f"```python\n{body.format(f=name)}" + (f"\n\nprint({call.format(f=name)})" if rng.random() < 0.4 else "") + "\n```"
+    block = (
+        f"```python\n{body.format(f=name)}"
+        + (f"\n\nprint({call.format(f=name)})" if rng.random() < 0.4 else "")
+        + "\n```"
+    )
     before = expand(rng, f"[Here is the function:|This function {does}:|Sure:]")
     return Exchange(ask, f"{before}\n\n{block}", f"A function that {does}.", key=ask)
 
@@ -143,7 +199,12 @@ def code(rng: random.Random) -> Exchange:
             "[{n}|called {n}|named {n}] that {d}.", n=name, d=does,
         )  # fmt: skip
         if rng.random() < 0.25:
-            ask = expand(rng, "[I need a Python function that {d}. Call it {n}.|How do I write a function {n} that {d}?]", n=name, d=does)
+            ask = expand(
+                rng,
+                "[I need a Python function that {d}. Call it {n}.|How do I write a function {n} that {d}?]",
+                n=name,
+                d=does,
+            )
     shown = f"\n\nprint({call})" if rng.random() < 0.45 else ""
     block = f"```python\n{body}{shown}\n```"
     form = rng.random()
@@ -151,7 +212,15 @@ def code(rng: random.Random) -> Exchange:
         ask += expand(rng, " [Only the code.|Code only, please.|No explanation.]")
         reply = block
     else:
-        before = expand(rng, "[Here is the {k}:|Here is {n}:|This {k} {d}:|Sure:]", k=noun, n=name, d=does)
-        after = expand(rng, "[||\n\nThe {k} {d}.|\n\nCall it like this: {c}.|\n\nYou can test it with {c}.]", k=noun, d=does, c=call)
+        before = expand(
+            rng, "[Here is the {k}:|Here is {n}:|This {k} {d}:|Sure:]", k=noun, n=name, d=does
+        )
+        after = expand(
+            rng,
+            "[||\n\nThe {k} {d}.|\n\nCall it like this: {c}.|\n\nYou can test it with {c}.]",
+            k=noun,
+            d=does,
+            c=call,
+        )
         reply = f"{before}\n\n{block}{after}"
     return Exchange(ask, reply, f"A {noun} {name} that {does}.", key=f"{name} {does}")

@@ -85,7 +85,13 @@ def jsondata(rng: random.Random) -> Exchange:
         )  # fmt: skip
     elif form < 0.53:
         keys = list(record)
-        ask = expand(rng, "[Give me|Return|Make] a JSON object with {f} for {k} [named|called] {n}.", k=article(kind), n=record["name"], f=listing(keys))
+        ask = expand(
+            rng,
+            "[Give me|Return|Make] a JSON object with {f} for {k} [named|called] {n}.",
+            k=article(kind),
+            n=record["name"],
+            f=listing(keys),
+        )
     elif form < 0.75:
         keys = list(record)[1:]
         ask = expand(
@@ -95,12 +101,26 @@ def jsondata(rng: random.Random) -> Exchange:
     elif form < 0.9:
         pool, noun = rng.choice(((w.ANIMALS, "animals"), (w.CITIES, "cities"), (w.COLORS, "colors"), (w.FOODS, "foods"), (w.NAMES, "names")))  # fmt: skip
         document = rng.sample(pool, rng.randint(2, 6))
-        ask = expand(rng, "[Write|Give me|Make] a JSON [array|list] [of|with] {n} {x}.", n=len(document), x=noun)
+        ask = expand(
+            rng,
+            "[Write|Give me|Make] a JSON [array|list] [of|with] {n} {x}.",
+            n=len(document),
+            x=noun,
+        )
         if rng.random() < 0.5:
-            ask = expand(rng, "[Write|Put] [these {x} as|these {x} into] a JSON array: {l}.", x=noun, l=listing(document))
+            ask = expand(
+                rng,
+                "[Write|Put] [these {x} as|these {x} into] a JSON array: {l}.",
+                x=noun,
+                l=listing(document),
+            )
     else:
         _, second = _record(rng, 2)
-        people = [{"id": i, **r} for i, r in enumerate((record, second), 1)] if rng.random() < 0.5 else None
+        people = (
+            [{"id": i, **r} for i, r in enumerate((record, second), 1)]
+            if rng.random() < 0.5
+            else None
+        )
         document = people or {"user": record["name"], "order": second, "paid": rng.random() < 0.5}
         ask = (
             f"Write a JSON array with {record['name']} and {second['name']}, each with an id."
@@ -115,4 +135,10 @@ def jsondata(rng: random.Random) -> Exchange:
     compact = rng.random() < 0.5 if bare else "indentation" not in ask and rng.random() < 0.25
     text = json.dumps(document, indent=None if compact else 2)
     reply = text if bare else f"```json\n{text}\n```"
-    return Exchange(ask, reply, f"A JSON {'array' if isinstance(document, list) else 'object'}.", key=ask, answer=None)
+    return Exchange(
+        ask,
+        reply,
+        f"A JSON {'array' if isinstance(document, list) else 'object'}.",
+        key=ask,
+        answer=None,
+    )

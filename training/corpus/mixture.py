@@ -104,7 +104,7 @@ def documents(seed: int) -> Iterator[Sample]:
 
 
 def held_out(seed: int, workload: str) -> Iterator[Sample]:
-    """Yield held-out conversations of a workload, whose last problem is held out, without repeats."""
+    """Yield conversations of a workload whose last problem is held out, without repeats."""
     rng, seen = random.Random(seed), set()
     while True:
         sample = draw(rng, workload)

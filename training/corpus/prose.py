@@ -49,8 +49,8 @@ _TROUBLES = (
     "[Suddenly|All at once|Just then] the {weather} began, and the {other_place} was hard to see.",
     "But the road to the {other_place} was [closed|long|steep|full of mud|dark].",
     "{hero} was [hungry|thirsty|lost|afraid], and there was no {food} left.",
-    "A {adj2} {rival} stood in the way and said, \"[Go home|Give me the {object}|You are too late|"
-    "Nobody may pass]!\"",
+    'A {adj2} {rival} stood in the way and said, "[Go home|Give me the {object}|You are too late|'
+    'Nobody may pass]!"',
 )
 _MEETS = (
     "At the {other_place}, {hero} met {a_friend} called {friend}.",
@@ -167,7 +167,7 @@ def description(rng: random.Random) -> Exchange:
     color, second = rng.sample(w.COLORS, 2)
     lines = [
         expand(rng, "The {s} is [small|large|old|new|quiet|beautiful] and {c}.", s=subject, c=color),
-        expand(rng, "It has [a {c} door|{n} windows|a strange smell|a long history].", c=second, **{"n": cast.slots["number"]}),
+        expand(rng, "It has [a {c} door|{n} windows|a strange smell|a long history].", c=second, n=cast.slots["number"]),
         cast.say(rng, ("In the {time} it is [quiet|busy|cold|bright], and in the {weather} it looks [sad|wild|magical].",)),
         cast.say(rng, ("{hero} the {job} [comes here|thinks of it|talks about it] every {day}.",)),
         cast.say(rng, ("People say that {a_animal} [sleeps|lives|sings] there.", "Nobody knows who made it.")),
@@ -194,13 +194,22 @@ def letter(rng: random.Random) -> Exchange:
         ("ask {friend} for help with the {object}", "Could you help me with my {object}? It is [broken|too heavy|lost]. {day} would be best."),
     ))  # fmt: skip
     slots = {**cast.slots, "weather_talk": rng.choice(("music", "games", "old stories", "tea"))}
-    closing = expand(rng, "[I hope you are well.|See you soon!|Please write back.|Say hello to the {animal}.]", **slots)
+    closing = expand(
+        rng,
+        "[I hope you are well.|See you soon!|Please write back.|Say hello to the {animal}.]",
+        **slots,
+    )
     greeting = expand(rng, "[Dear|Hello|Hi] {friend},", **slots)
     sign = expand(rng, "[Best wishes|Yours|Love|Kind regards],", **slots)
     text = f"{greeting}\n\n{expand(rng, body, **slots)} {closing}\n\n{sign}\n{slots['hero']}"
-    question = expand(
-        rng, "[Write a letter from {hero} to|Write a short message from {hero} to] " + purpose, **slots
-    ) + "."
+    question = (
+        expand(
+            rng,
+            "[Write a letter from {hero} to|Write a short message from {hero} to] " + purpose,
+            **slots,
+        )
+        + "."
+    )
     thought = expand(rng, "A letter from {hero} to {friend}.", **slots)
     return Exchange(question, text, thought, key=question)
 

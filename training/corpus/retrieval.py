@@ -42,9 +42,14 @@ def retrieval(rng: random.Random) -> Exchange:
     if rng.random() < 0.2:
         text = f"{question}\n\n{passage}"
     else:
-        lead = expand(rng, "[|Read this text.\n\n|Here is a text:\n\n|Read the text and answer the question.\n\n]")
+        lead = expand(
+            rng,
+            "[|Read this text.\n\n|Here is a text:\n\n|Read the text and answer the question.\n\n]",
+        )
         text = f"{lead}{passage}\n\n{question}"
     answer = reply.format_map(slots)
     value = {"{n}": str(slots["n"]), "{c}": str(slots["c"])}.get(reply.split()[-1].strip("."))
     value = value or str(slots["y"] if "{y}" in reply else slots["x"])
-    return Exchange(text, answer, f"The text says: {sentence}", key=f"{sentence}{len(sentences)}", answer=value)
+    return Exchange(
+        text, answer, f"The text says: {sentence}", key=f"{sentence}{len(sentences)}", answer=value
+    )

@@ -34,8 +34,8 @@ class Sample:
     """A whole conversation; the last message is the assistant's.
 
     ``key`` names the problem behind the words (two operands, a question), one for every
-    exchange, joined by ``|``; so no paraphrase of a held-out problem is trained on. ``answer`` is a string that a right
-    reply contains, or for tools the expected call.
+    exchange, joined by ``|``; so no paraphrase of a held-out problem is trained on.
+    ``answer`` is a string that a right reply contains, or for tools the expected call.
     """
 
     workload: str

@@ -14,7 +14,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from training.corpus import chat, words as w
+from training.corpus import chat
+from training.corpus import words as w
 from training.corpus.sample import Message, Sample, Tool, assistant, expand, system, user
 
 Parameter = tuple[str, str, str]
@@ -60,7 +61,11 @@ def _calculate(r: random.Random) -> Use:
     a, b, op = r.randint(2, 999), r.randint(2, 99), r.choice(("add", "subtract", "multiply"))
     first, second = r.choice((("a", "b"), ("x", "y"), ("first", "second"), ("left", "right")))
     value = {"add": a + b, "subtract": a - b, "multiply": a * b}[op]
-    words = {"add": f"add {a} and {b}", "subtract": f"subtract {b} from {a}", "multiply": f"multiply {a} by {b}"}[op]
+    words = {
+        "add": f"add {a} and {b}",
+        "subtract": f"subtract {b} from {a}",
+        "multiply": f"multiply {a} by {b}",
+    }[op]
     return Use(
         r.choice((op, f"{op}_numbers", f"calc_{op}")), f"{op.capitalize()} two numbers.",
         ((first, "number", "The first number"), (second, "number", "The second number")),
@@ -70,7 +75,11 @@ def _calculate(r: random.Random) -> Use:
 
 
 def _reminder(r: random.Random) -> Use:
-    what, hour, who = r.choice(("tea", "lunch", "a meeting", "a call", "dinner", "a walk", "a lesson")), r.randint(1, 12), w.name(r)
+    what, hour, who = (
+        r.choice(("tea", "lunch", "a meeting", "a call", "dinner", "a walk", "a lesson")),
+        r.randint(1, 12),
+        w.name(r),
+    )
     text, time = r.choice(("text", "message", "title")), r.choice(("hour", "time", "at"))
     return Use(
         r.choice(("set_reminder", "remind", "add_reminder", "create_reminder")), expand(r, "[Set a reminder|Create a reminder|Remind the user]."),
@@ -82,8 +91,19 @@ def _reminder(r: random.Random) -> Use:
 
 
 def _message(r: random.Random) -> Use:
-    who, text = w.name(r), expand(r, "[I am late|see you on {d}|the {o} is here|call me|dinner is ready|happy birthday|I found the {o}]", d=r.choice(w.DAYS), o=r.choice(w.OBJECTS))
-    to, body = r.choice(("to", "recipient", "name", "contact")), r.choice(("text", "body", "message"))
+    who, text = (
+        w.name(r),
+        expand(
+            r,
+            "[I am late|see you on {d}|the {o} is here|call me|dinner is ready|happy birthday|I found the {o}]",
+            d=r.choice(w.DAYS),
+            o=r.choice(w.OBJECTS),
+        ),
+    )
+    to, body = (
+        r.choice(("to", "recipient", "name", "contact")),
+        r.choice(("text", "body", "message")),
+    )
     return Use(
         r.choice(("send_message", "send_text", "message", "send_email")), expand(r, "[Send a message|Send a message to a person|Sends a text]."),
         ((to, "string", expand(r, "[Who gets the message|The name of the person|Receiver]")), (body, "string", expand(r, "[The text of the message|What to say|Message text]"))),
@@ -95,7 +115,10 @@ def _message(r: random.Random) -> Use:
 
 def _search(r: random.Random) -> Use:
     topic, n = r.choice((w.thing(r), r.choice(w.ANIMALS), r.choice(w.PLACES))), r.randint(2, 9)
-    query, limit = r.choice(("query", "q", "topic", "keyword")), r.choice(("limit", "count", "max_results"))
+    query, limit = (
+        r.choice(("query", "q", "topic", "keyword")),
+        r.choice(("limit", "count", "max_results")),
+    )
     title = f"The {r.choice(w.ADJECTIVES).capitalize()} {topic.capitalize()}"
     what = r.choice(("books", "articles", "songs", "films"))
     return Use(
@@ -110,7 +133,9 @@ def _search(r: random.Random) -> Use:
 def _currency(r: random.Random) -> Use:
     coins = ("USD", "EUR", "GBP", "JPY", "CHF", "NOK")
     (a, b), amount, value = r.sample(coins, 2), r.randint(1, 900), r.randint(1, 5000)
-    source, target = r.choice((("from", "to"), ("source", "target"), ("from_currency", "to_currency")))
+    source, target = r.choice(
+        (("from", "to"), ("source", "target"), ("from_currency", "to_currency"))
+    )
     return Use(
         r.choice(("convert_currency", "exchange", "convert_money", "convert")), expand(r, "[Convert money|Convert an amount from one currency to another]."),
         (("amount", "number", "The amount of money"), (source, "string", expand(r, "[The currency to convert from|Source currency]")), (target, "string", expand(r, "[The currency to convert to|Target currency]"))),
@@ -120,12 +145,36 @@ def _currency(r: random.Random) -> Use:
 
 
 def _light(r: random.Random) -> Use:
-    room, on, level = r.choice(("kitchen", "bedroom", "garden", "office", "hall", "bathroom")), r.random() < 0.5, r.randint(1, 10) * 10
+    room, on, level = (
+        r.choice(("kitchen", "bedroom", "garden", "office", "hall", "bathroom")),
+        r.random() < 0.5,
+        r.randint(1, 10) * 10,
+    )
     where, state = r.choice(("room", "place", "area")), r.choice(("on", "state", "enabled"))
     dim = on and r.random() < 0.5
-    request = f"Set the {room} light to {level} percent." if dim else expand(r, "[Turn|Switch|Please turn] {s} the light in the {x}.", s="on" if on else "off", x=room)
-    arguments: dict[str, Any] = {"brightness": level, state: True, where: room} if dim else {state: on, where: room}
-    reply = f"The {room} light is at {level} percent." if dim else expand(r, "[The light in the {x} is {s}.|Done, the {x} light is {s}.]", x=room, s="on" if on else "off")
+    request = (
+        f"Set the {room} light to {level} percent."
+        if dim
+        else expand(
+            r,
+            "[Turn|Switch|Please turn] {s} the light in the {x}.",
+            s="on" if on else "off",
+            x=room,
+        )
+    )
+    arguments: dict[str, Any] = (
+        {"brightness": level, state: True, where: room} if dim else {state: on, where: room}
+    )
+    reply = (
+        f"The {room} light is at {level} percent."
+        if dim
+        else expand(
+            r,
+            "[The light in the {x} is {s}.|Done, the {x} light is {s}.]",
+            x=room,
+            s="on" if on else "off",
+        )
+    )
     return Use(
         r.choice(("set_light", "light", "control_light", "switch_light")), expand(r, "[Turn a light on or off|Control a light]."),
         (("brightness", "integer", "Brightness in percent"), (state, "boolean", "If the light is on"), (where, "string", "Which room")),
@@ -170,7 +219,11 @@ def _clock(r: random.Random) -> Use:
 
 def _lookup(r: random.Random) -> Use:
     """A tool with a made-up name, so that any declared name can be copied."""
-    verb, noun, field = r.choice(("get", "find", "check", "load", "read", "show", "open")), r.choice(w.OBJECTS + w.ANIMALS + w.SUBJECTS), r.choice(("name", "id", "code", "owner", "key"))
+    verb, noun, field = (
+        r.choice(("get", "find", "check", "load", "read", "show", "open")),
+        r.choice(w.OBJECTS + w.ANIMALS + w.SUBJECTS),
+        r.choice(("name", "id", "code", "owner", "key")),
+    )
     value: str | int = r.randint(1, 9999) if field in ("id", "code") else w.name(r)
     answer = r.choice((r.choice(w.COLORS), r.randint(1, 99), r.choice(w.ADJECTIVES)))
     attribute = r.choice(("color", "price", "state", "size", "age", "grade"))
@@ -183,7 +236,13 @@ def _lookup(r: random.Random) -> Use:
 
 
 def _event(r: random.Random) -> Use:
-    title, day, n = r.choice((r.choice(("Lunch", "Dinner", "Meeting", "Party", "Concert", "Lesson")), w.coined(r))), r.choice(w.DAYS), r.randint(1, 12)
+    title, day, n = (
+        r.choice(
+            (r.choice(("Lunch", "Dinner", "Meeting", "Party", "Concert", "Lesson")), w.coined(r))
+        ),
+        r.choice(w.DAYS),
+        r.randint(1, 12),
+    )
     name, when = r.choice(("title", "name", "summary")), r.choice(("date", "day", "when"))
     guests = [w.name(r) for _ in range(r.randint(1, 3))]
     invited = r.random() < 0.4
@@ -201,7 +260,10 @@ def _event(r: random.Random) -> Use:
 
 def _text(r: random.Random) -> Use:
     """A tool that does something to a text of any words."""
-    words = [r.choice((w.thing(r), w.coined(r), r.choice(w.ANIMALS), r.choice(w.ADJECTIVES))) for _ in range(r.randint(1, 4))]
+    words = [
+        r.choice((w.thing(r), w.coined(r), r.choice(w.ANIMALS), r.choice(w.ADJECTIVES)))
+        for _ in range(r.randint(1, 4))
+    ]
     text, key = " ".join(words), r.choice(("text", "input", "content", "string"))
     name, does, result = r.choice((
         ("uppercase", "turn {t} into upper case", text.upper()), ("count_words", "count the words in {t}", str(len(words))),
@@ -218,14 +280,45 @@ def _text(r: random.Random) -> Use:
 
 def _any(r: random.Random) -> Use:
     """A tool of any name with one to three parameters of any name, asked for by its name."""
-    name = f"{r.choice(('run', 'start', 'make', 'list', 'stop', 'order', 'book', 'rate', 'update', 'delete', w.coined(r).lower()))}_{r.choice((r.choice(w.OBJECTS), r.choice(w.PLACES), r.choice(w.SUBJECTS), 'order', 'table', 'file', 'task'))}".replace("-", "_")
-    keys = r.sample(("name", "id", "count", "size", "color", "owner", "path", "level", "user", "email", "date", "status", "price", "active"), r.randint(1, 3))
+    name = f"{r.choice(('run', 'start', 'make', 'list', 'stop', 'order', 'book', 'rate', 'update', 'delete', w.coined(r).lower()))}_{r.choice((r.choice(w.OBJECTS), r.choice(w.PLACES), r.choice(w.SUBJECTS), 'order', 'table', 'file', 'task'))}".replace(
+        "-", "_"
+    )
+    keys = r.sample(
+        (
+            "name",
+            "id",
+            "count",
+            "size",
+            "color",
+            "owner",
+            "path",
+            "level",
+            "user",
+            "email",
+            "date",
+            "status",
+            "price",
+            "active",
+        ),
+        r.randint(1, 3),
+    )
     arguments: dict[str, Any] = {}
     for key in keys:
         number = key in ("id", "count", "size", "level", "price")
-        arguments[key] = r.randint(0, 999) if number else r.random() < 0.5 if key == "active" else r.choice((w.coined(r), r.choice(w.COLORS), w.name(r)))
-    kinds = {k: "integer" if type(v) is int else "boolean" if isinstance(v, bool) else "string" for k, v in arguments.items()}
-    spoken = chat.listing([f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in arguments.items()])
+        arguments[key] = (
+            r.randint(0, 999)
+            if number
+            else r.random() < 0.5
+            if key == "active"
+            else r.choice((w.coined(r), r.choice(w.COLORS), w.name(r)))
+        )
+    kinds = {
+        k: "integer" if type(v) is int else "boolean" if isinstance(v, bool) else "string"
+        for k, v in arguments.items()
+    }
+    spoken = chat.listing(
+        [f"{k} {str(v).lower() if isinstance(v, bool) else v}" for k, v in arguments.items()]
+    )
     verb, _, noun = name.partition("_")
     return Use(
         name, expand(r, "[{V} a {n}.|{V} the {n}.|This tool can {v} the {n}.]", V=verb.capitalize(), v=verb, n=noun),
@@ -235,20 +328,42 @@ def _any(r: random.Random) -> Use:
     )  # fmt: skip
 
 
-MAKERS = (_weather, _calculate, _reminder, _message, _search, _currency, _light, _route, _todo, _clock, _lookup, _event, _text, _any, _any)
+MAKERS = (
+    _weather,
+    _calculate,
+    _reminder,
+    _message,
+    _search,
+    _currency,
+    _light,
+    _route,
+    _todo,
+    _clock,
+    _lookup,
+    _event,
+    _text,
+    _any,
+    _any,
+)
 _SYSTEMS = ("", "", "You are a helpful assistant.", "Use tools when they help.", "You can call tools.", "You are an assistant with tools.")  # fmt: skip
 
 
 def _call(use: Use, number: int, thought: str | None) -> Message:
     function = {"name": use.name, "arguments": dict(sorted(use.arguments.items()))}
-    message: Message = {"role": "assistant", "content": "", "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}]}
+    message: Message = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}],
+    }
     if thought:
         message["reasoning_content"] = thought
     return message
 
 
 def _exchange(r: random.Random, use: Use, number: int, thinking: bool) -> list[Message]:
-    thought = expand(r, "[I need|I use|I call|The right tool is] {n}.", n=use.name) if thinking else None
+    thought = (
+        expand(r, "[I need|I use|I call|The right tool is] {n}.", n=use.name) if thinking else None
+    )
     result = use.result if isinstance(use.result, str) else json.dumps(use.result)
     return [
         user(use.request), _call(use, number, thought),

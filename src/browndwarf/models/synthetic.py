@@ -32,7 +32,8 @@ _SPACE = "\u2581"
 _F16_FILE = 1
 
 GEMMA_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ bos_token }}{% for m in messages %}"
+    "<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
     "{{ m.content }}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
 )
 QWEN_TEMPLATE = (

@@ -107,6 +107,9 @@ class FakeEngine:
     async def prepare(self, configuration: Configuration) -> None:
         pass
 
+    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+        return tuple(1.0 for _ in range(tokens))
+
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
         return self.misfit(configuration)
 

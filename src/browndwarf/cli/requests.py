@@ -107,6 +107,8 @@ def plan(
     llama_dir: str | None,
     docker: str | None,
     try_anyway: bool = False,
+    fast: bool = False,
+    budget_s: float | None = None,
 ) -> SweepPlan:
     """The plan of a sweep. MODEL ``demo`` brings its own head and held-out prompts."""
     if model == "demo":
@@ -134,6 +136,8 @@ def plan(
         synth_rates=synth_rates,
         allow_busy=allow_busy,
         try_anyway=try_anyway,
+        fast=fast,
+        budget_s=budget_s,
         llama_dir=llama_dir,
         docker=docker,
     )

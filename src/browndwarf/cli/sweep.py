@@ -66,11 +66,21 @@ def sweep(
             "right speed. Everything is labelled synthetic."
         ),
     ] = None,
+    fast: Annotated[
+        bool,
+        typer.Option(
+            "--fast/--full",
+            help="Measure the factors, predict the grid, confirm the best; or measure every cell.",
+        ),
+    ] = True,
+    budget: Annotated[
+        str | None, typer.Option(help="With --fast: explore no longer than this, e.g. 10m.")
+    ] = None,
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Run directory. Default: runs/NAME-DATE.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with this run directory; takes no other settings.")
+        Path | None, typer.Option(help="Go on with this run directory (--full measures its grid).")
     ] = None,
     allow_busy: Annotated[
         bool,
@@ -100,7 +110,12 @@ def sweep(
                 fix=f"browndwarf sweep --resume {resume}",
             )
         done = sweeping.resume(
-            resume, out, patience_s=patience_s, allow_busy=allow_busy, try_anyway=try_anyway
+            resume,
+            out,
+            patience_s=patience_s,
+            allow_busy=allow_busy,
+            try_anyway=try_anyway,
+            fast=fast,
         )
     else:
         if model is None:
@@ -136,6 +151,8 @@ def sweep(
             rates=rates,
             allow_busy=allow_busy,
             try_anyway=try_anyway,
+            fast=fast,
+            budget_s=parse_duration(budget) if budget else None,
             llama_dir=llama_dir,
             docker=docker,
         )

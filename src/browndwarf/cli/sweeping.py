@@ -85,15 +85,22 @@ def start(plan: SweepPlan, directory: Path, out: Output, *, patience_s: float) -
 
 
 def resume(
-    directory: Path, out: Output, *, patience_s: float, allow_busy: bool, try_anyway: bool
+    directory: Path,
+    out: Output,
+    *,
+    patience_s: float,
+    allow_busy: bool,
+    try_anyway: bool,
+    fast: bool,
 ) -> Done:
-    """Go on with a run where it stopped."""
+    """Go on with a run where it stopped; a fast run can go on as a full one."""
     with RunStore.open(directory) as store:
         plan = saved_plan(store.meta("plan"), directory)
         plan = msgspec.structs.replace(
             plan,
             allow_busy=plan.allow_busy or allow_busy,
             try_anyway=plan.try_anyway or try_anyway,
+            fast=plan.fast and fast,
         )
         build = find_engine(plan)
         prepared = prepare(plan, build)

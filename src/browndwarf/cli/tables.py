@@ -92,7 +92,7 @@ def failures(cells: Sequence[CellRecord]) -> list[str]:
     """One line for each reason why cells have no figure."""
     reasons: dict[str, list[str]] = {}
     for cell in cells:
-        if cell.decode_tok_s is None:
+        if cell.decode_tok_s is None and cell.status != "predicted":
             error = cell.error or {}
             reason = f"{cell.status}: {error.get('what', 'no reason saved')}"
             reasons.setdefault(reason, []).append(cell.id)

@@ -25,7 +25,15 @@ from typing import Any, Protocol
 import msgspec
 
 from browndwarf.errors import BrowndwarfError, RequestFailed
-from browndwarf.records import Acceptance, CellRecord, CellRole, CellStatus, Rate, RequestTrace
+from browndwarf.records import (
+    Acceptance,
+    CellRecord,
+    CellRole,
+    CellStatus,
+    Prediction,
+    Rate,
+    RequestTrace,
+)
 from browndwarf.stats import summarize
 from browndwarf.sweep.space import Configuration, cell_id
 from browndwarf.sweep.workload import Prompt, Workload
@@ -223,6 +231,11 @@ def unmeasured(job: Job, workload: str, status: CellStatus, reason: dict[str, st
     return CellRecord(
         **_names(job, workload), status=status, error=reason, started_unix=time.time()
     )
+
+
+def predicted(job: Job, workload: str, prediction: Prediction) -> CellRecord:
+    """The record of a cell that was not run: what the model expects."""
+    return CellRecord(**_names(job, workload), status="predicted", predicted=prediction)
 
 
 def _names(job: Job, workload: str) -> dict[str, Any]:

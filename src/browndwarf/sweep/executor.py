@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 import asyncio
+import statistics
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,8 +24,9 @@ from browndwarf.engine.locate import Build
 from browndwarf.engine.options import ServerOptions
 from browndwarf.engine.process import LlamaServer, LoadProgress
 from browndwarf.engine.quantizer import quantize
+from browndwarf.engine.tools import bench
 from browndwarf.engine.wire import SpecCounters
-from browndwarf.errors import EngineUnsupported, RequestFailed
+from browndwarf.errors import EngineError, EngineUnsupported, RequestFailed
 from browndwarf.sweep.cell import Answer, Served, Settings
 from browndwarf.sweep.launch import server_options
 from browndwarf.sweep.run import SweepPlan
@@ -34,6 +36,9 @@ from browndwarf.sweep.space import EMBEDDED, Configuration
 from browndwarf.sweep.workload import Prompt
 
 T = TypeVar("T")
+
+#: Repetitions of each batch size; a batch takes about as long as a token.
+CURVE_REPETITIONS = 20
 
 #: Types that lose nothing when they are the source of a quantization.
 _HIGH_PRECISION = frozenset({"F32", "F16", "BF16"})
@@ -173,6 +178,37 @@ class LocalEngine:
             except asyncio.CancelledError:
                 cancel.set()
                 raise
+
+    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+        """Median milliseconds of a batch of 1 to ``tokens`` tokens, from llama-bench.
+
+        Empty where the build has no llama-bench, or it fails: the model does without.
+        """
+        if "llama-bench" not in self._build.tools:
+            return ()
+        k, v = configuration.kv_pair
+        cancel = threading.Event()
+        try:
+            rows = await asyncio.to_thread(
+                bench,
+                self._build,
+                Path(self.options(configuration).model),
+                range(1, tokens + 1),
+                repetitions=CURVE_REPETITIONS,
+                threads=configuration.threads,
+                ubatch=configuration.ubatch,
+                kv_k=k,
+                kv_v=v,
+                n_gpu_layers=configuration.layers,
+                cancel=cancel,
+            )
+        except asyncio.CancelledError:
+            cancel.set()
+            raise
+        except EngineError:
+            return ()
+        found = {row.n_prompt: statistics.median(row.samples_ns) / 1e6 for row in rows}
+        return tuple(found[n] for n in range(1, tokens + 1)) if len(found) >= tokens else ()
 
     def options(self, configuration: Configuration) -> ServerOptions:
         """The server options of a configuration, with the paths of its files."""

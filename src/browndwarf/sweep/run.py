@@ -16,7 +16,7 @@ Example:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,33 @@ import msgspec
 
 from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
 from browndwarf.records import CellRecord
-from browndwarf.sweep.analysis import Verdict, analyse, to_confirm
-from browndwarf.sweep.cell import Job, Observer, Served, Settings, failed, measure, unmeasured
+from browndwarf.sweep.analysis import analyse, configuration_of, to_confirm
+from browndwarf.sweep.cell import (
+    Job,
+    Observer,
+    Served,
+    Settings,
+    failed,
+    measure,
+    predicted,
+    unmeasured,
+)
+from browndwarf.sweep.model import FactorModel
+from browndwarf.sweep.search import (
+    REFINEMENTS,
+    Estimate,
+    estimates,
+    exploration_cells,
+    next_step,
+)
 from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
 from browndwarf.sweep.workload import Workload
 
 #: How often a cell is measured at most when others disturb it.
 ATTEMPTS = 3
+#: How many are confirmed beside their baselines.
+CONFIRMED = 3
 #: Marks that another try may lift.
 WORTH_A_RETRY = frozenset({"busy", "unsteady"})
 
@@ -49,6 +68,8 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     llama_dir: str | None = None
     docker: str | None = None
     synth_rates: tuple[float, ...] | None = None
+    fast: bool = False
+    budget_s: float | None = None
     confirm: bool = True
     allow_busy: bool = False
     try_anyway: bool = False
@@ -73,14 +94,12 @@ def group_jobs(group: Group) -> Iterator[Job]:
         yield Job(configuration=group.baseline, role="baseline-again", group=group.label)
 
 
-def confirm_jobs(verdict: Verdict) -> list[Job]:
+def confirm_jobs(configurations: Sequence[Configuration]) -> list[Job]:
     """The best few and their baselines twice, the second time in opposite order (A B B A).
 
     A machine drifts while a grid is measured, so neighbours in time are compared last.
     """
-    chosen = [
-        Job(configuration=c, role="confirm-a", group=c.group_label()) for c in to_confirm(verdict)
-    ]
+    chosen = [Job(configuration=c, role="confirm-a", group=c.group_label()) for c in configurations]
     return chosen + [msgspec.structs.replace(job, role="confirm-b") for job in reversed(chosen)]
 
 
@@ -106,6 +125,9 @@ class Engine(Protocol):
     def serve(
         self, configuration: Configuration, log_path: Path
     ) -> AbstractAsyncContextManager[Served]: ...
+
+    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+        """Milliseconds of a batch of 1 to ``tokens`` tokens; empty where it cannot be told."""
 
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
         """Why the configuration cannot fit, as an error record; None when it may."""
@@ -172,7 +194,8 @@ class _Walk:
     ) -> None:
         self._plan, self._store, self._engine = plan, store, engine
         self._quiet, self._listen = quiet, listen
-        self._have = {c.id: c for c in store.cells() if c.status != "failed"}
+        self._have = {c.id: c for c in store.cells() if c.status not in ("failed", "predicted")}
+        self._seen = dict(self._have)
         self._total = plan.grid_cells
         self._measured = 0
         self._generating = sum(c.generating_s for c in self._have.values())
@@ -181,20 +204,94 @@ class _Walk:
 
     async def run(self) -> tuple[CellRecord, ...]:
         self._listen(Started(self._total, len(self._have)))
-        for job in self._plan.jobs():
-            await self._job(job)
+        if self._plan.fast:
+            await self._explore()
+        else:
+            for job in self._plan.jobs():
+                await self._job(job, self._plan.workloads)
         if self._plan.confirm:
-            jobs = confirm_jobs(analyse(self._store.cells(), allow_busy=self._plan.allow_busy))
+            jobs = confirm_jobs(self._best())
             self._total += len(jobs) * len(self._plan.workloads)
             for job in jobs:
-                await self._job(job)
+                await self._job(job, self._plan.workloads)
+        if self._plan.fast:
+            self._predict()
         wall, share = self._overhead()
         self._store.write_csv()
         self._listen(Finished(wall, share))
         return self._store.cells()
 
-    async def _job(self, job: Job) -> None:
-        missing = [w for w in self._plan.workloads if _id(job, w) not in self._have]
+    async def _explore(self) -> None:
+        """Measure what settles most, until the winner is separated or the budget is spent."""
+        names = [w.name for w in self._plan.workloads]
+        curves = await self._batch_curves()
+        self._total = max(
+            exploration_cells(self._plan.axes, names) + REFINEMENTS * len(names), len(self._have)
+        )
+        while not self._budget_spent():
+            step = next_step(self._plan.axes, names, list(self._seen.values()), curves)
+            if step is None:
+                break
+            chosen = [w for w in self._plan.workloads if w.name in step.workloads]
+            await self._job(step.job, chosen)
+        self._total = len(self._have)
+
+    async def _batch_curves(self) -> dict[str, tuple[float, ...]]:
+        """Per group, the cost of batches of 1 to n_max + 1 tokens; measured once per run."""
+        curves: dict[str, tuple[float, ...]] = {
+            name: tuple(values) for name, values in (self._store.meta("curves") or {}).items()
+        }
+        deepest = max(self._plan.axes.n_max, default=0)
+        for group in self._plan.axes.groups():
+            if group.label not in curves and deepest:
+                if not self._plan.allow_busy:
+                    await self._quiet.settle()
+                try:
+                    await self._engine.prepare(group.baseline)
+                    curve = await self._engine.batch_curve(group.baseline, deepest + 1)
+                except (EngineError, ModelError):
+                    curve = ()  # its cells will say what is wrong
+                curves[group.label] = curve
+        self._store.set_meta("curves", curves)
+        return curves
+
+    def _budget_spent(self) -> bool:
+        limit = self._plan.budget_s
+        return limit is not None and time.perf_counter() - self._clock >= limit
+
+    def _best(self) -> Sequence[Configuration]:
+        """Whom to confirm: the fastest measured ones, or by the model in a fast sweep."""
+        cells = self._store.cells()
+        if not self._plan.fast:
+            return to_confirm(analyse(cells, allow_busy=self._plan.allow_busy))
+        ranked = self._estimates()[:CONFIRMED]
+        wanted = {e.configuration.baseline(): None for e in ranked}
+        wanted |= {e.configuration: None for e in ranked}
+        return tuple(wanted) if len(wanted) > 1 else ()
+
+    def _estimates(self) -> list[Estimate]:
+        # The grid alone, so that a resumed run confirms the same ones.
+        cells = [c for c in self._seen.values() if not c.role.startswith("confirm")]
+        names = [w.name for w in self._plan.workloads]
+        return estimates(self._plan.axes, names, cells, self._store.meta("curves") or {})
+
+    def _predict(self) -> None:
+        """Save what the model expects of the cells that were not run."""
+        cells = self._store.cells()
+        model = FactorModel(cells, self._store.meta("curves") or {})
+        known = {(configuration_of(c).key(), c.workload) for c in cells if c.status != "predicted"}
+        for group in self._plan.axes.groups():
+            for job in group_jobs(group):
+                for workload in self._plan.workloads:
+                    key = (job.configuration.key(), workload.name)
+                    if key in known or job.role == "baseline-again":
+                        continue
+                    made = model.predict(job.configuration, workload.name)
+                    if made is not None:
+                        self._store.save(predicted(job, workload.name, made), flush=False)
+
+    async def _job(self, job: Job, workloads: Sequence[Workload]) -> None:
+        missing = [w for w in workloads if _id(job, w) not in self._have]
         if missing:
             await self._configuration(job, missing)
 
@@ -266,7 +363,7 @@ class _Walk:
     def _save(self, cell: CellRecord) -> None:
         cell = msgspec.structs.replace(cell, engine_sha=self._engine.sha)
         self._store.save(cell)
-        self._have[cell.id] = cell
+        self._have[cell.id] = self._seen[cell.id] = cell
         self._measured += 1
         self._generating += cell.generating_s
         self._overhead()

@@ -67,8 +67,8 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, head_type=None, n_max=0, p_min=None, draft_kv=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for records."""
-        made: dict[str, Any] = msgspec.to_builtins(self)
+        """Plain values as JSON knows them, for records."""
+        made: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return made
 
     def key(self) -> str:

@@ -47,7 +47,7 @@ CSV_COLUMNS = (
     "id", "status", "role", "target_type", "head_type", "n_max", "workload", "ctx", "parallel",
     "kv", "layers", "threads", "ubatch", "p_min", "backend_sampling", "decode_tok_s",
     "decode_spread", "prefill_tok_s", "ttft_ms", "end_to_end_s", "acceptance", "per_position",
-    "accepted_length", "cycle_ms", "memory_mib", "marks", "error",
+    "accepted_length", "cycle_ms", "memory_mib", "predicted_tok_s", "marks", "error",
 )  # fmt: skip
 
 
@@ -58,6 +58,7 @@ class RunStore:
         self.directory = directory
         self._db = connection
         self._lock = lock
+        self._known: dict[str, CellRecord] | None = None
 
     @classmethod
     def create(cls, directory: Path, *, plan: dict[str, Any], identity: dict[str, str]) -> Self:
@@ -189,8 +190,10 @@ class RunStore:
                 "both would not be comparable",
             )
 
-    def save(self, cell: CellRecord) -> None:
+    def save(self, cell: CellRecord, *, flush: bool = True) -> None:
         """Write one finished cell durably, then the CSV. Saving an id again replaces it.
+
+        ``flush`` False leaves the CSV for a later call, where many are saved at once.
 
         Raises:
             DiskFull, StorageError: nothing of this cell was written; earlier ones are intact.
@@ -203,11 +206,19 @@ class RunStore:
                 "finished_unix = excluded.finished_unix, record = excluded.record",
                 (cell.id, cell.status, time.time(), encode(cell)),
             )
-        self.write_csv()
+        self._by_id()[cell.id] = cell
+        if flush:
+            self.write_csv()
 
     def cells(self) -> tuple[CellRecord, ...]:
         """All finished cells in the order in which they were first saved."""
-        return _read_cells(self._db, self.directory)
+        return tuple(self._by_id().values())
+
+    def _by_id(self) -> dict[str, CellRecord]:
+        """What the table holds; we are its only writer, so it is read once."""
+        if self._known is None:
+            self._known = {c.id: c for c in _read_cells(self._db, self.directory)}
+        return self._known
 
     def write_csv(self) -> None:
         """Make ``cells.csv`` anew, whole or not at all."""
@@ -260,6 +271,7 @@ def csv_bytes(cells: tuple[CellRecord, ...]) -> bytes:
             "per_position": " ".join(f"{p:.4f}" for p in acceptance.per_position)
             if acceptance
             else "",
+            "predicted_tok_s": round(cell.predicted.decode_tok_s, 3) if cell.predicted else "",
             "marks": " ".join(cell.marks),
             "error": error.get("what", ""),
         }

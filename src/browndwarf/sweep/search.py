@@ -1,0 +1,182 @@
+"""Which cells to run next, so that the winner is known after a few of them.
+
+The steps, each only for what is still missing:
+
+1. every group's baseline, on one workload: a step costs the same whatever the text;
+2. every head in the first group, at the largest n_max, on all workloads: acceptance;
+3. one head in every other group, and in the first group at n_max 1: what a cycle costs there;
+4. whoever could still be the fastest by the model's intervals, one after the other, until the
+   best is separated or the refinements are used up.
+
+After that the best few are confirmed side by side with their baselines, as in a full sweep. Pure:
+from the cells so far to the next job, so a resumed sweep goes on where it was.
+
+Example:
+    >>> step = next_step(plan.axes, ["prose"], cells, curves)       # doctest: +SKIP
+    >>> step.job.configuration.label(), step.workloads              # doctest: +SKIP
+    ('Q4_0 + no MTP', ('prose',))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from browndwarf.records import CellRecord
+from browndwarf.sweep.analysis import configuration_of
+from browndwarf.sweep.cell import Job
+from browndwarf.sweep.model import Curve, FactorModel, head_key
+from browndwarf.sweep.space import Axes, Configuration, Group
+
+#: Configurations that are measured in full because the model cannot tell them from the best.
+REFINEMENTS = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """A configuration to measure now, and on which workloads."""
+
+    job: Job
+    workloads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A configuration's speed over the mix, measured where it was, predicted elsewhere."""
+
+    configuration: Configuration
+    speed: float
+    low: float
+    high: float
+    measured: bool
+
+
+def next_step(
+    axes: Axes,
+    workloads: Sequence[str],
+    cells: Sequence[CellRecord],
+    curves: Mapping[str, Curve],
+) -> Step | None:
+    """The next thing to measure before the confirmation; None when nothing is worth it.
+
+    ``cells`` holds failed ones too: what was tried is not asked for again.
+    """
+    tried = {(configuration_of(c).key(), c.workload) for c in cells if c.status != "predicted"}
+    for step in _exploration(axes, workloads):
+        missing = tuple(w for w in step.workloads if (step.job.configuration.key(), w) not in tried)
+        if missing:
+            return Step(step.job, missing)
+    explored = {
+        (step.job.configuration.key(), w)
+        for step in _exploration(axes, workloads)
+        for w in step.workloads
+    }
+    refined = {key for key, w in tried if (key, w) not in explored}
+    if len(refined) >= REFINEMENTS:
+        return None
+    ranked = estimates(axes, workloads, cells, curves)
+    if not ranked:
+        return None
+    best = ranked[0]
+    for rival in sorted(ranked, key=lambda e: -e.high):
+        missing = tuple(w for w in workloads if (rival.configuration.key(), w) not in tried)
+        if missing and rival.high >= best.low:
+            return Step(_job(rival.configuration), missing)
+    return None
+
+
+def exploration_cells(axes: Axes, workloads: Sequence[str]) -> int:
+    """How many cells the first three steps take."""
+    return sum(len(step.workloads) for step in _exploration(axes, workloads))
+
+
+def estimates(
+    axes: Axes,
+    workloads: Sequence[str],
+    cells: Sequence[CellRecord],
+    curves: Mapping[str, Curve],
+) -> list[Estimate]:
+    """Every configuration whose speed over the mix can be told, fastest first."""
+    model = FactorModel(cells, curves)
+    measured: dict[tuple[str, str], list[CellRecord]] = {}
+    for cell in cells:
+        if cell.status == "ok" and cell.decode_tok_s is not None and "busy" not in cell.marks:
+            measured.setdefault((configuration_of(cell).key(), cell.workload), []).append(cell)
+    failed = {configuration_of(c).key() for c in cells if c.status in ("failed", "does-not-fit")}
+    found = []
+    for group in axes.groups():
+        for configuration in (group.baseline, *group.candidates):
+            if configuration.key() not in failed:
+                made = _estimate(configuration, workloads, measured, model)
+                if made is not None:
+                    found.append(made)
+    return sorted(found, key=lambda e: -e.speed)
+
+
+def _estimate(
+    configuration: Configuration,
+    workloads: Sequence[str],
+    measured: Mapping[tuple[str, str], list[CellRecord]],
+    model: FactorModel,
+) -> Estimate | None:
+    logs, below, above = 0.0, 0.0, 0.0
+    all_measured = True
+    for workload in workloads:
+        cells = measured.get((configuration.key(), workload))
+        if cells:
+            rates = [c.decode_tok_s for c in cells if c.decode_tok_s is not None]
+            speed = math.fsum(r.mean for r in rates) / len(rates)
+            spread = max(r.spread for r in rates) / 2
+            low, high = max(speed - spread, speed / 2), speed + spread
+        else:
+            all_measured = False
+            prediction = model.predict(configuration, workload)
+            if prediction is None:
+                return None
+            speed, low, high = prediction.decode_tok_s, prediction.low, prediction.high
+        logs += math.log(speed)
+        below += math.log(low)
+        above += math.log(high)
+    count = len(workloads)
+    return Estimate(
+        configuration,
+        math.exp(logs / count),
+        math.exp(below / count),
+        math.exp(above / count),
+        all_measured,
+    )
+
+
+def _exploration(axes: Axes, workloads: Sequence[str]) -> Iterator[Step]:
+    """Steps 1 to 3, in order."""
+    groups = axes.groups()
+    first = workloads[:1]
+    for group in groups:
+        yield Step(_job(group.baseline), tuple(first))
+    if not groups or not groups[0].candidates:
+        return
+    deepest = _deepest(groups[0])
+    for configuration in deepest:
+        yield Step(_job(configuration), tuple(workloads))
+    for group in groups[1:]:
+        yield Step(_job(_deepest(group)[0]), tuple(first))
+    same_head = [c for c in groups[0].candidates if head_key(c) == head_key(deepest[0])]
+    shallow = min(same_head, key=lambda c: c.n_max)
+    if shallow.n_max != deepest[0].n_max:
+        yield Step(_job(shallow), tuple(first))
+
+
+def _deepest(group: Group) -> list[Configuration]:
+    """Each head's candidate with the largest n_max, in axis order."""
+    found: dict[object, Configuration] = {}
+    for configuration in group.candidates:
+        key = head_key(configuration)
+        if key not in found or configuration.n_max > found[key].n_max:
+            found[key] = configuration
+    return list(found.values())
+
+
+def _job(configuration: Configuration) -> Job:
+    role = "mtp" if configuration.speculative else "baseline"
+    return Job(configuration=configuration, role=role, group=configuration.group_label())  # type: ignore[arg-type]

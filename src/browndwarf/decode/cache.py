@@ -80,6 +80,7 @@ class CacheKeeper:
                 fix="shorten it, load with a larger n_ctx, or allow context_shift",
             )
         reused = self.cut(slot, common_prefix(slot.tokens[: slot.kept], prompt[:-1]))
+        self.catch_up(slot)
         slot.tokens = prompt[: slot.kept]
         stop = len(prompt)
         mark = stop - _TAIL if self._wants_checkpoints and stop - slot.kept > 4 * _TAIL else 0
@@ -93,6 +94,32 @@ class CacheKeeper:
             if end == mark:
                 self._checkpoint(slot)
         return reused
+
+    def catch_up(self, slot: Slot) -> None:
+        """Let a head with a cache of its own see all tokens that the target has seen."""
+        head, batch, missing = self.own_head, self._head_batch, slot.n_rows - 1
+        if head is None or batch is None or missing < 1:
+            return
+        first = slot.kept - missing
+        batch.fill(np.asarray(slot.tokens[first : slot.kept], np.int32), first, slot.seq)
+        batch.hidden[:missing] = slot.rows[:missing]
+        self._run_head(slot, first)
+        slot.rows[0] = slot.rows[missing]
+        slot.n_rows = 1
+
+    def _run_head(self, slot: Slot, first: int) -> None:
+        """Decode the head's batch, whose first position is ``first``, under every layer."""
+        head, batch = self.own_head, self._head_batch
+        if head is None or batch is None:
+            return
+        if self.pair.kind != "chained":
+            head.decode(batch)
+            return
+        for layer in range(self.pair.head_layers):
+            head.remove(slot.seq, first)
+            head.use_layer(layer)
+            head.decode(batch)
+        head.use_layer(0)
 
     def _decode(self, slot: Slot, tokens: list[int], *, last: bool) -> None:
         batch = self._batch
@@ -124,13 +151,7 @@ class CacheKeeper:
             batch.hidden[0] = slot.rows[slot.n_rows - 1]
             for row in range(1, n):
                 self.target.copy_hidden(row - 1, batch.hidden_address(row))
-            for layer in range(self.pair.head_layers if self.pair.kind == "chained" else 1):
-                if self.pair.kind == "chained":
-                    head.remove(slot.seq, slot.kept)
-                    head.use_layer(layer)
-                head.decode(batch)
-            if self.pair.kind == "chained":
-                head.use_layer(0)
+            self._run_head(slot, slot.kept)
         self.target.copy_hidden(n - 1, int(slot.rows.ctypes.data))
         slot.n_rows = 1
 
@@ -206,6 +227,8 @@ class CacheKeeper:
         sound = self.target.remove(slot.seq, slot.kept)
         if self.own_head is not None:
             sound = self.own_head.remove(slot.seq, slot.kept) and sound
+        slot.rows[0] = 0
+        slot.n_rows = 1
         if not sound or not slot.kept or self.target.last(slot.seq) != slot.kept - 1:
             self.clear(slot)
 

@@ -20,6 +20,39 @@ from browndwarf.decode.sampling import Sampler
 
 
 @dataclass(slots=True)
+class Tally:
+    """Sums over a conversation's steps.
+
+    Seconds are wall time; ``verify_s`` ends when the device is done, and ``rest_s`` is what Python
+    and the caches' bookkeeping took.
+    """
+
+    steps: int = 0
+    tokens: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sample_s: float = 0.0
+    rest_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all steps."""
+        return self.draft_s + self.verify_s + self.sample_s + self.rest_s
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """One conversation's drafts in one step."""
+        while len(self.drafted) < drafted:
+            self.drafted.append(0)
+            self.accepted.append(0)
+        for i in range(drafted):
+            self.drafted[i] += 1
+        for i in range(accepted):
+            self.accepted[i] += 1
+
+
+@dataclass(slots=True)
 class Checkpoint:
     """A copy of what cannot be cut back, taken when ``position`` tokens were decoded."""
 
@@ -45,6 +78,7 @@ class Slot:
     ended: bool = False
     checkpoints: list[Checkpoint] = field(default_factory=list)
     lookup: Lookup | None = None
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def row_capacity(self) -> int:

@@ -21,7 +21,6 @@ Example:
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
 from time import perf_counter
 
 from browndwarf.decode.adaptive import Chooser
@@ -34,43 +33,12 @@ from browndwarf.engine.native_context import PARTIAL, Bytes
 from browndwarf.errors import EngineError
 
 
-@dataclass(slots=True)
-class Tally:
-    """Sums over steps. Seconds are wall time; ``verify_s`` ends when the device is done, and
-    ``rest_s`` is what Python and the caches' bookkeeping took."""
-
-    steps: int = 0
-    tokens: int = 0
-    drafted: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    sample_s: float = 0.0
-    rest_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of all steps."""
-        return self.draft_s + self.verify_s + self.sample_s + self.rest_s
-
-    def count(self, drafted: int, accepted: int) -> None:
-        """One conversation's drafts in one step."""
-        while len(self.drafted) < drafted:
-            self.drafted.append(0)
-            self.accepted.append(0)
-        for i in range(drafted):
-            self.drafted[i] += 1
-        for i in range(accepted):
-            self.accepted[i] += 1
-
-
 class Speculator:
     """Steps over slots of one pair. Not for several threads at once."""
 
     def __init__(self, pair: Pair, keeper: CacheKeeper) -> None:
         options = pair.options
         self.pair = pair
-        self.tally = Tally()
         self.chooser = Chooser(pair.n_max) if options.adaptive else None
         self._keeper = keeper
         self._drafter = make_drafter(pair)
@@ -122,12 +90,13 @@ class Speculator:
                 self._keeper.repair(slot)
             raise
         done = perf_counter()
-        tally = self.tally
-        tally.steps += 1
-        tally.draft_s += drafted - begun
-        tally.verify_s += verified - drafted
-        tally.sample_s += chosen - verified
-        tally.rest_s += done - chosen
+        for slot in slots:
+            tally = slot.tally
+            tally.steps += 1
+            tally.draft_s += drafted - begun
+            tally.verify_s += verified - drafted
+            tally.sample_s += chosen - verified
+            tally.rest_s += done - chosen
         if self.chooser is not None:
             longest = max(slots, key=lambda s: len(s.draft))
             accepted = len(longest.fresh) - 1
@@ -192,7 +161,7 @@ class Speculator:
         if moved <= drafts and not self._target.remove(slot.seq, start + moved):
             self._return(slot, saved, moved)
         slot.kept = start + moved
-        self.tally.count(drafts, moved - 1)
+        slot.tally.count(drafts, moved - 1)
         for token in fresh:
             self._append_only(slot, token)
         if not keeper.make_room(slot, self.pair.n_max + 2, keep=0) and not slot.ended:
@@ -234,7 +203,7 @@ class Speculator:
     def _append_only(self, slot: Slot, token: int) -> None:
         slot.tokens.append(token)
         slot.budget -= 1
-        self.tally.tokens += 1
+        slot.tally.tokens += 1
         if slot.budget <= 0 or self.pair.vocab.is_end(token):
             slot.ended = True
 

@@ -75,7 +75,7 @@ def parse_slo(text: str) -> Slo:
         UsageError: an unknown name or no duration.
     """
     names = {"ttft": "ttft_s", "tpot": "tpot_s", "e2e": "total_s"}
-    limits: dict[str, float] = msgspec.field(default_factory=dict)
+    limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
         if name.strip() not in names:
@@ -301,7 +301,9 @@ def _in_windows(sums: _Sums, trace: Trace, window: Window, per_event: float) -> 
     if trace.event_tokens and trace.status == "ok":
         weights = np.asarray(trace.event_tokens)
     tokens = np.broadcast_to(weights, at.shape)
-    sums.in_window += float(tokens[(at >= window.start_s) & (at <= window.end_s)].sum())
+    # Traces are rounded to microseconds, the window is not.
+    inside = (at >= window.start_s) & (at <= window.end_s + 1e-6)
+    sums.in_window += float(tokens[inside].sum())
     if window.draining_s > window.full_s:
         sums.in_steady += float(tokens[(at >= window.full_s) & (at < window.draining_s)].sum())
 

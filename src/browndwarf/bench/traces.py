@@ -15,6 +15,7 @@ Example:
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,8 @@ Status = Literal["ok", "error", "cut"]
 
 #: From this share of events to tokens on, each event is one token: the others gave no text yet.
 ONE_PER_EVENT = 0.7
+FLUSH_S = 1.0
+FLUSH_COUNT = 64
 
 
 class Trace(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -193,11 +196,11 @@ def _us(seconds: float) -> float:
 
 
 class TraceWriter:
-    """Appends traces to a file as they come; a crash loses at most the last second."""
+    """Appends traces to a file as they come; a crash loses those of the last second."""
 
-    def __init__(self, path: Path, flush_every: int = 64) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._every = flush_every
+        self._flushed_s = 0.0
         self._pending: list[bytes] = []
         self._encoder = msgspec.json.Encoder()
         with storage_errors(path, "write the traces"):
@@ -207,12 +210,13 @@ class TraceWriter:
     def write(self, trace: Trace) -> None:
         """Add one trace."""
         self._pending.append(self._encoder.encode(trace))
-        if len(self._pending) >= self._every:
+        if time.monotonic() - self._flushed_s > FLUSH_S or len(self._pending) >= FLUSH_COUNT:
             self.flush()
 
     def flush(self) -> None:
         """Put what is pending on disk."""
         if self._pending:
+            self._flushed_s = time.monotonic()
             with storage_errors(self.path, "write the traces"):
                 self._file.write(b"\n".join(self._pending) + b"\n")
                 self._file.flush()

@@ -115,7 +115,7 @@ def test_a_plan_reads_no_tensor_data(
 
     def watched(self: Path, *args: Any, **kwargs: Any) -> Any:
         handle = original(self, *args, **kwargs)
-        if self.suffix == ".gguf":
+        if self.suffix == ".gguf" and args[:1] == ("rb",):
             read = handle.read
 
             def counted(size: int = -1) -> Any:

@@ -86,10 +86,10 @@ def plan(
         head=str(head_path) if head_path else None,
         gpu_layers=-1 if wanted_layers is None else wanted_layers,
     )
-    # The worker loads the vocabularies while the headers are read here.
-    with DryCompute(models) as compute:
-        target = read_model(target_path)
-        head = read_model(head_path) if head_path else None
+    target = read_model(target_path)
+    head = read_model(head_path) if head_path else None
+    known = [target, *([head] if head else [])]
+    with DryCompute(models, known=known) as compute:
         drafting = n_max != 0 and (head is not None or target.head.kind == "nextn")
         if head is not None and drafting:
             match = check_head(target, head)

@@ -236,7 +236,13 @@ def _reserve(library: Library, models: list[Model], case: DryCase) -> DryResult:
         "flash_attn_type": -1 if case.flash_attention else 0,
     }
     lines: list[str] = []
-    with library.listen(lambda _, line: lines.append(line)), contextlib.ExitStack() as stack:
+
+    def hear(_: int, line: str) -> None:
+        # A context logs a thousand lines, of which a handful matter.
+        if " buffer size" in line or "reserving" in line:
+            lines.append(line)
+
+    with library.listen(hear), contextlib.ExitStack() as stack:
         target = stack.enter_context(
             models[0].context(
                 n_ctx=case.n_ctx,

@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 from browndwarf.errors import BadModelFile, ModelNotFound
 from browndwarf.models.ggml_types import TYPE_BY_NUMBER, GgmlType
+from browndwarf.models.gguf_faults import bad_version, broken, foreign, truncated
 
 HEADER_LIMIT = 128 * 2**20
 """No header read is longer. The longest known (262k tokens, 514k merges) takes 17 MiB."""
@@ -109,6 +110,45 @@ def read_header(path: Path, *, complete: bool = True) -> Header:
         ModelNotFound: nothing there, or it cannot be opened.
         BadModelFile: a directory, another format, truncated, or inconsistent.
     """
+    return _open(path, complete=complete)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderBytes:
+    """A header as raw bytes: each key's entry, and the tensor table. ``data_bytes`` is where the
+    last tensor ends, counted from the start of the data."""
+
+    version: int
+    architecture: str
+    alignment: int
+    n_tensors: int
+    keys: Mapping[str, bytes]
+    tensor_table: bytes
+    data_bytes: int
+
+
+def header_bytes(path: Path) -> HeaderBytes:
+    """One file's header as raw bytes, after the same checks as ``read_header``.
+
+    Raises:
+        ModelNotFound, BadModelFile: as ``read_header``.
+    """
+    header, cursor = _open(path, complete=True)
+    keys = {key: bytes(cursor.buffer[start:end]) for key, (start, end) in cursor.marks.items()}
+    table = bytes(cursor.buffer[slice(*cursor.table)])
+    alignment = header.metadata.get("general.alignment", 32)
+    return HeaderBytes(
+        version=header.version,
+        architecture=str(header.metadata.get("general.architecture", "")),
+        alignment=alignment if isinstance(alignment, int) else 32,
+        n_tensors=len(header.tensors),
+        keys=keys,
+        tensor_table=table,
+        data_bytes=max((t.offset + t.bytes for t in header.tensors), default=0),
+    )
+
+
+def _open(path: Path, *, complete: bool) -> tuple[Header, _Cursor]:
     if path.is_dir():
         raise BadModelFile(
             f"{path} is a directory",
@@ -119,7 +159,8 @@ def read_header(path: Path, *, complete: bool = True) -> Header:
         with path.open("rb") as handle:
             size = handle.seek(0, 2)
             handle.seek(0)
-            return _parse(_Cursor(handle, size, path), path, size, complete)
+            cursor = _Cursor(handle, size, path)
+            return _parse(cursor, path, size, complete), cursor
     except FileNotFoundError as exc:
         raise ModelNotFound(
             f"no model at {path}", why="the file does not exist", fix="check the path"
@@ -140,6 +181,8 @@ class _Cursor:
         self.buffer = bytearray()
         self.at = 0
         self.kept = 0
+        self.marks: dict[str, tuple[int, int]] = {}
+        self.table = (0, 0)
 
     def need(self, count: int, what: str) -> None:
         """Make ``count`` bytes from here on available."""
@@ -246,16 +289,20 @@ def _parse(cursor: _Cursor, path: Path, size: int, complete: bool) -> Header:
             raise broken(path, f"it claims {count} {what}")
     metadata: dict[str, Scalar | ArrayValue] = {}
     for index in range(n_keys):
+        start = cursor.at
         key = cursor.text(f"metadata key {index}")
         if key in metadata:
             raise broken(path, f"the key {key[:80]!r} appears twice")
         what = f"the value of {key[:80]!r}"
         kind = cursor.u32(what)
         metadata[key] = cursor.array(what) if kind == _ARRAY else cursor.scalar(kind, what)
+        cursor.marks[key] = (start, cursor.at)
     align = metadata.get("general.alignment", 32)
     if not isinstance(align, int) or not 1 <= align <= 2**20 or align & (align - 1):
         raise broken(path, f"its alignment is {align!r}, not a power of two")
+    start = cursor.at
     found = _tensor_table(cursor, path, n_tensors)
+    cursor.table = (start, cursor.at)
     data_offset = -(-cursor.at // align) * align
     last = max((t.offset + t.bytes for t in found), default=0)
     if complete and found and data_offset + last > size:
@@ -297,74 +344,17 @@ def _sized(shape: tuple[int, ...], kind: GgmlType, path: Path, what: str) -> int
     return total // kind.block * kind.bytes
 
 
-_FOREIGN = (
-    (b"PK\x03\x04", "a zip archive, such as a PyTorch checkpoint"),
-    (b"version https://git-lfs", "a Git LFS pointer: the model itself was not downloaded"),
-    (b"<!DOCTYPE", "a web page: the download failed"),
-    (b"<html", "a web page: the download failed"),
-    (b"ggml", "the pre-2023 GGML format"),
-    (b"tjgg", "the pre-2023 GGML format"),
-    (b"lmgg", "the pre-2023 GGML format"),
-    (b"FUGG", "a GGUF with its bytes swapped"),
-)
-
-
 def _check_magic(cursor: _Cursor, path: Path, size: int) -> None:
-    if size == 0:
-        raise BadModelFile(
-            f"{path} is empty",
-            why="the file has no bytes",
-            fix="download or copy it again",
-        )
     start = min(size, 32)
     cursor.need(start, "the magic")
     head = bytes(cursor.buffer[:start])
-    if head[:4] == b"GGUF":
-        cursor.at = 4
-        return
-    why = f"it begins with {head[:4]!r}, not with b'GGUF'"
-    if head[8:9] == b"{" and start >= 9 and _U64.unpack_from(head)[0] < size:
-        why = "it looks like a safetensors file"
-    for magic, what in _FOREIGN:
-        if head.startswith(magic):
-            why = f"it looks like {what}"
-    raise BadModelFile(
-        f"{path} is not a GGUF file",
-        why=why,
-        fix="give a .gguf file; convert_hf_to_gguf.py of llama.cpp makes one from safetensors",
-    )
+    if head[:4] != b"GGUF":
+        raise foreign(path, head, size)
+    cursor.at = 4
 
 
 def _check_version(cursor: _Cursor, path: Path) -> int:
     version = cursor.u32("the version")
-    if version in (2, 3):
-        return version
-    if version & 0xFFFF == 0 and version:
-        raise BadModelFile(
-            f"{path} is a big-endian GGUF",
-            why="llama.cpp builds for this kind of machine read little-endian files only",
-            fix="convert it with gguf_convert_endian.py of llama.cpp, or fetch the usual file",
-        )
-    raise BadModelFile(
-        f"{path} is a GGUF of version {version}",
-        why="versions 2 and 3 are read",
-        fix="convert the model again with a current llama.cpp",
-    )
-
-
-def truncated(path: Path, detail: str) -> BadModelFile:
-    """The error for a file that ends early."""
-    return BadModelFile(
-        f"{path} is truncated or damaged",
-        why=detail,
-        fix="download or copy it again and compare its size with the source",
-    )
-
-
-def broken(path: Path, detail: str) -> BadModelFile:
-    """The error for a file that contradicts itself."""
-    return BadModelFile(
-        f"{path} is not a sound GGUF",
-        why=detail,
-        fix="download or convert it again",
-    )
+    if version not in (2, 3):
+        raise bad_version(path, version)
+    return version

@@ -23,7 +23,8 @@ from typing import Literal
 
 from browndwarf.errors import BadModelFile
 from browndwarf.models.ggml_types import FILE_TYPES
-from browndwarf.models.gguf_read import ArrayValue, Header, Tensor, broken, read_header
+from browndwarf.models.gguf_faults import broken
+from browndwarf.models.gguf_read import ArrayValue, Header, Tensor, read_header
 from browndwarf.models.shape import Block, Keys, Shape, read_shape
 
 HeadKind = Literal["none", "assistant", "nextn"]

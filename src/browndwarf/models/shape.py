@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from browndwarf.models.gguf_read import ArrayValue, Header, Scalar, broken
+from browndwarf.models.gguf_faults import broken
+from browndwarf.models.gguf_read import ArrayValue, Header, Scalar
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 2**24

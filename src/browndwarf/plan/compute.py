@@ -12,13 +12,20 @@ Example:
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from browndwarf.engine.dryalloc import DryCase, DryModels, DryResult, DrySession
-from browndwarf.errors import EngineError
+from browndwarf.errors import BrowndwarfError, EngineError
+from browndwarf.models.gguf import ModelInfo, read_model
+from browndwarf.models.lean import write_lean
 from browndwarf.plan.fitted import fitted_draft_mib, fitted_target_mib
 from browndwarf.plan.setup import Setup
 
@@ -44,19 +51,31 @@ class ComputeSource(Protocol):
 class DryCompute:
     """Asks llama.cpp about one target and head; remembers answers. Close it after use.
 
-    The worker starts at once, so that it loads while the caller reads headers. A setting that
+    Where the file system allows it, llama.cpp is given headers without vocabularies
+    (``models.lean``): they size the same buffers in half the time.
+
+    The worker starts at once, so that it loads while the caller goes on. A setting that
     llama.cpp refuses, or all of them when the worker fails, gets the fitted estimate, and the
     source says why.
     """
 
-    def __init__(self, models: DryModels, *, lib_path: str | None = None) -> None:
+    def __init__(
+        self,
+        models: DryModels,
+        *,
+        lib_path: str | None = None,
+        known: Sequence[ModelInfo] = (),
+    ) -> None:
+        """``known`` are models whose headers the caller has read already."""
         self._known: dict[DryCase, DryResult] = {}
         self._version = ""
         self._fault = ""
         self._fallback = FittedCompute()
         self._session: DrySession | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="browndwarf-plan-")
         try:
-            self._session = DrySession(models, lib_path=lib_path)
+            lean = _lean(models, Path(self._folder.name), {str(m.path): m for m in known})
+            self._session = DrySession(lean, lib_path=lib_path)
         except EngineError as exc:
             self._fault = exc.why
 
@@ -81,6 +100,7 @@ class DryCompute:
             self._session.close()
             self._session = None
             self._fault = self._fault or "the worker was closed"
+        self._folder.cleanup()
 
     def __enter__(self) -> Self:
         return self
@@ -122,6 +142,29 @@ class FittedCompute:
             )
             for setup in setups
         ]
+
+
+def _lean(models: DryModels, folder: Path, known: dict[str, ModelInfo]) -> DryModels:
+    """The same models as lean copies; unchanged where that cannot be.
+
+    Not on Windows, where a file's length is allocated when it is set, and not for split models.
+    """
+    if os.name != "posix":
+        return models
+    made: list[str | None] = []
+    for name, path in (("target.gguf", models.target), ("head.gguf", models.head)):
+        if path is None:
+            made.append(None)
+            continue
+        try:
+            info = known.get(path) or read_model(path)
+            if len(info.files) > 1:
+                return models
+            write_lean(info.path, folder / name, vocab=info.vocab)
+        except (BrowndwarfError, OSError):
+            return models
+        made.append(str(folder / name))
+    return msgspec.structs.replace(models, target=str(made[0]), head=made[1])
 
 
 def _largest(by_device: dict[str, float]) -> float:

@@ -96,5 +96,8 @@ class BudgetGate:
         )
         if self._worker is None or self._worker_of != wanted:
             self.close()
-            self._worker, self._worker_of = DryCompute(wanted), wanted
+            self._worker, self._worker_of = (
+                DryCompute(wanted, known=list(self._models.values())),
+                wanted,
+            )
         return self._worker

@@ -241,7 +241,8 @@ def _show(directory: Path, out: Output) -> None:
     if view.plan.get("synth_rates"):
         out.text("SYNTHETIC acceptance: speeds are right for it, texts are not valid.")
     out.table(tables.standings_table(verdict, workloads))
-    for line in tables.failures(view.cells) + tables.story(verdict):
+    lines = tables.failures(view.cells) + tables.story(verdict)
+    for line in lines + tables.predicted_line(verdict, view.cells):
         out.text(line)
     out.text(sweeping.closing_note(view))
     if verdict.winner is not None:

@@ -311,7 +311,9 @@ def closing_note(view: RunView) -> str:
     """How long the run took and what share of it made no tokens."""
     wall = float(view.meta.get("wall_s") or 0.0)
     share = float(view.meta.get("overhead_share") or 0.0)
+    predicted = sum(cell.status == "predicted" for cell in view.cells)
+    more = f" ({predicted} more predicted)" if predicted else ""
     return (
-        f"{len(view.cells)} cells in {format_duration(wall)}; {share:.0%} of the time went "
+        f"{len(view.cells) - predicted} cells{more} in {format_duration(wall)}; {share:.0%} of the time went "
         "into anything but prefill and decode"
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from browndwarf.records import CellRecord
 from browndwarf.stats import summarize
-from browndwarf.sweep.analysis import Standing, Verdict
+from browndwarf.sweep.analysis import Standing, Verdict, configuration_of
+from browndwarf.sweep.space import Configuration
 
 
 def common_settings(verdict: Verdict) -> list[str]:
@@ -97,6 +99,25 @@ def failures(cells: Sequence[CellRecord]) -> list[str]:
             reason = f"{cell.status}: {error.get('what', 'no reason saved')}"
             reasons.setdefault(reason, []).append(cell.id)
     return [f"{len(ids)} cells {reason} (first: {ids[0]})" for reason, ids in reasons.items()]
+
+
+def predicted_line(verdict: Verdict, cells: Sequence[CellRecord]) -> list[str]:
+    """What a fast sweep expects of the configurations that it did not measure."""
+    hide = common_settings(verdict)
+    logs: dict[Configuration, list[float]] = {}
+    for cell in cells:
+        if cell.status == "predicted" and cell.predicted is not None:
+            rate = cell.predicted.decode_tok_s
+            logs.setdefault(configuration_of(cell), []).append(math.log(rate))
+    whole = max((len(values) for values in logs.values()), default=0)
+    speeds = {c: math.exp(sum(v) / len(v)) for c, v in logs.items() if len(v) == whole}
+    if not speeds:
+        return []
+    best = max(speeds, key=lambda c: speeds[c])
+    return [
+        f"Not measured but predicted: {len(logs)} configurations; the fastest of them by the "
+        f"model is {best.label(hide)}, about {speeds[best]:.0f} tok/s."
+    ]
 
 
 def story(verdict: Verdict) -> list[str]:

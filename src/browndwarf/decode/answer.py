@@ -123,7 +123,7 @@ class AnswerParser:
             self._pass(before, chunks)
             self._turn(mark, chunks)
         if self._state != "tool_call":
-            hold = 0 if final else _held(self._buffer, marks)
+            hold = 0 if final else held_back(self._buffer, marks)
             shown = self._buffer[: len(self._buffer) - hold]
             self._buffer = self._buffer[len(shown) :]
             self._pass(shown, chunks)
@@ -175,7 +175,7 @@ def _earliest(text: str, marks: tuple[str, ...]) -> tuple[int, str | None]:
     return (best[0], best[2]) if best else (-1, None)
 
 
-def _held(text: str, marks: tuple[str, ...]) -> int:
+def held_back(text: str, marks: tuple[str, ...]) -> int:
     """How much of a text's end may be the beginning of a marker."""
     longest = max((len(mark) for mark in marks), default=1) - 1
     for size in range(min(longest, len(text)), 0, -1):

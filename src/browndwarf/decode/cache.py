@@ -17,10 +17,11 @@ import numpy as np
 
 from browndwarf.decode.options import RuntimeOptions
 from browndwarf.decode.pair import Pair
+from browndwarf.decode.session import Snapshot
 from browndwarf.decode.slot import Checkpoint, Slot
 from browndwarf.engine.native_batch import Batch
 from browndwarf.engine.native_context import PARTIAL
-from browndwarf.errors import EngineError, Interrupted, UsageError
+from browndwarf.errors import EngineError, Interrupted, RunChanged, UsageError
 from browndwarf.units import MIB
 
 _TAIL = 16
@@ -160,6 +161,8 @@ class CacheKeeper:
     def cut(self, slot: Slot, position: int) -> int:
         """Keep at most the first ``position`` tokens; returns how many are left."""
         position = min(position, slot.kept)
+        if position < slot.kept:
+            self.catch_up(slot)
         if position == slot.kept and not slot.tokens[position:]:
             return position
         # What was drafted ahead, or chosen and not decoded, is nobody's loss.
@@ -231,6 +234,45 @@ class CacheKeeper:
         slot.n_rows = 1
         if not sound or not slot.kept or self.target.last(slot.seq) != slot.kept - 1:
             self.clear(slot)
+
+    # -- at rest -----------------------------------------------------------------------------
+
+    def capture(self, slot: Slot) -> Snapshot:
+        """Everything that a conversation needs to go on elsewhere; the slot stays as it is."""
+        self.catch_up(slot)
+        states = {"target": self.target.save(slot.seq)}
+        if self.own_head is not None:
+            self.own_head.remove(slot.seq, slot.kept)
+            states["head"] = self.own_head.save(slot.seq)
+        margin = slot.row_capacity if self.own_head is not None else 0
+        unchanged = max(0, slot.unchanged - margin)
+        rows = slot.rows[: slot.n_rows].copy()
+        return Snapshot(list(slot.tokens), slot.kept, rows, states, unchanged=unchanged)
+
+    def restore(self, slot: Slot, snapshot: Snapshot) -> None:
+        """Put a conversation into the cache in place of what ``slot`` holds.
+
+        Raises:
+            RunChanged: llama.cpp refuses a state; the slot is empty then.
+        """
+        self.clear(slot)
+        decoders = {"target": self.target}
+        if self.own_head is not None:
+            decoders["head"] = self.own_head
+        sound = set(decoders) == set(snapshot.states) and snapshot.rows.shape[1:] == (self.width,)
+        for key, decoder in decoders.items():
+            sound = sound and decoder.restore(slot.seq, snapshot.states[key])
+        if not sound or self.target.last(slot.seq) != snapshot.kept - 1:
+            self.clear(slot)
+            raise RunChanged(
+                "llama.cpp does not take the saved state",
+                why="it was written for another cache",
+                fix="ask for a resume that reads the conversation again",
+            )
+        slot.tokens = list(snapshot.tokens)
+        slot.kept = slot.unchanged = snapshot.kept
+        slot.rows[0] = snapshot.rows[-1]
+        slot.n_rows = 1
 
     # -- outgrowing the context --------------------------------------------------------------
 

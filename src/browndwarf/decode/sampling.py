@@ -136,6 +136,14 @@ class Sampler:
             return self._grammar.sample(self.chain, self._decoder, row)
         return self.chain.sample(self._decoder, row)
 
+    def renew(self) -> bool:
+        """Begin another answer with the same settings; False where that takes a new sampler."""
+        if self._grammar is not None or (self.settings.seed is None and not self.settings.greedy):
+            return False
+        self.draws = 0
+        self.chain.reset()
+        return True
+
     def recall(self, tokens: list[int], draws: int, produced: int) -> None:
         """Take the state of a sampler that has made ``draws`` choices after ``tokens``, the last
         ``produced`` of which are of the answer that goes on."""

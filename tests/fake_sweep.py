@@ -9,7 +9,7 @@ from pathlib import Path
 
 from browndwarf.errors import BrowndwarfError, ServerCrashed
 from browndwarf.sweep.cell import Observation, Observer, Served, Settings
-from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.space import Axes, Configuration
 from browndwarf.sweep.workload import Prompt, Workload
 

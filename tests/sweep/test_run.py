@@ -11,7 +11,9 @@ import pytest
 from browndwarf.errors import MachineBusy, ServerCrashed
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse
-from browndwarf.sweep.run import CellDone, Event, Finished, Started, SweepPlan, run_sweep
+from browndwarf.sweep.events import CellDone, Event, Finished, Started
+from browndwarf.sweep.planned import SweepPlan
+from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.store import RunStore
 from fake_sweep import FakeEngine, FakeQuiet, FakeServed, plan
 

@@ -13,7 +13,8 @@ import pytest
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse, configuration_of
 from browndwarf.sweep.model import FactorModel, Profile, relative_cost
-from browndwarf.sweep.run import SweepPlan, run_sweep
+from browndwarf.sweep.planned import SweepPlan
+from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.search import estimates, next_step
 from browndwarf.sweep.store import RunStore
 from fake_sweep import FakeEngine, FakeQuiet, FakeServed, plan

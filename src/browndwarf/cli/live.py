@@ -19,7 +19,7 @@ from rich.text import Text
 
 from browndwarf.engine.process import LoadProgress
 from browndwarf.records import CellRecord
-from browndwarf.sweep.run import CellDone, Event, Finished, Measuring, Started
+from browndwarf.sweep.events import CellDone, Event, Finished, Measuring, Started
 from browndwarf.sweep.space import Configuration
 from browndwarf.units import format_bytes, format_duration
 

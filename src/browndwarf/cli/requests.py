@@ -12,7 +12,7 @@ from browndwarf.errors import UsageError
 from browndwarf.models.resolve import resolve_model
 from browndwarf.sweep import launch, workload
 from browndwarf.sweep.cell import Settings
-from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.space import Axes
 from browndwarf.units import parse_count
 

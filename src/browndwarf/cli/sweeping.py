@@ -26,9 +26,10 @@ from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import Standing, Verdict, analyse
 from browndwarf.sweep.executor import LocalEngine
 from browndwarf.sweep.launch import recipe_options
+from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.quiet import MachineQuiet
 from browndwarf.sweep.recipe import Recipe, choose, compose
-from browndwarf.sweep.run import SweepPlan, run_sweep
+from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.setup import Prepared, engine_record, prepare, saved_plan
 from browndwarf.sweep.smoke import Smoke, two_turns
 from browndwarf.sweep.store import RunStore, RunView, read_run

@@ -29,7 +29,7 @@ from browndwarf.engine.wire import SpecCounters
 from browndwarf.errors import EngineError, EngineUnsupported, RequestFailed
 from browndwarf.sweep.cell import Answer, Served, Settings
 from browndwarf.sweep.launch import server_options
-from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.smoke import Reply
 from browndwarf.sweep.sources import Source, ensure_variant, variant_path
 from browndwarf.sweep.space import EMBEDDED, Configuration

@@ -16,7 +16,7 @@ import msgspec
 
 from browndwarf.engine.locate import Build
 from browndwarf.engine.options import ServerOptions, axis_to_option, server_argv
-from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.space import EMBEDDED, Axes, Configuration
 
 #: Axis names of ours that a user may also write as ``--axis NAME=...``, and other spellings.

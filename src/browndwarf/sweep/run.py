@@ -1,10 +1,10 @@
 """The sweep itself: walk the groups, measure what is missing, save every cell at once.
 
-Order inside a group: the no-MTP baseline, the candidates, the baseline again; after all groups
-the best few and their baselines side by side, twice. A server is
-started once per configuration and measures all workloads. Whatever was saved before is not
-measured again, except cells that failed. A fault of one server costs its own cells only; a
-fault of the disk or a busy machine stops the sweep with everything saved.
+A full sweep measures group by group: the no-MTP baseline, the candidates, the baseline again. A
+fast one asks ``search`` what to measure next. Both end with the best few and their baselines side
+by side, twice. A server is started once per configuration. Whatever was saved before is not
+measured again, except cells that failed. A fault of one server costs its own cells only; a fault
+of the disk or a busy machine stops the sweep with everything saved.
 
 The boundary: ``Engine`` starts servers and ``Quiet`` watches the machine; both are given, so
 that fakes fit. Progress goes to a listener as events; nothing is printed here.
@@ -16,9 +16,8 @@ Example:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -31,13 +30,14 @@ from browndwarf.sweep.cell import (
     Job,
     Observer,
     Served,
-    Settings,
     failed,
     measure,
     predicted,
     unmeasured,
 )
+from browndwarf.sweep.events import CellDone, Finished, Listener, Measuring, Started
 from browndwarf.sweep.model import FactorModel
+from browndwarf.sweep.planned import SweepPlan, confirm_jobs, group_jobs
 from browndwarf.sweep.search import (
     REFINEMENTS,
     Estimate,
@@ -45,7 +45,7 @@ from browndwarf.sweep.search import (
     exploration_cells,
     next_step,
 )
-from browndwarf.sweep.space import Axes, Configuration, Group, cell_id
+from browndwarf.sweep.space import Configuration, cell_id
 from browndwarf.sweep.store import RunStore
 from browndwarf.sweep.workload import Workload
 
@@ -55,52 +55,6 @@ ATTEMPTS = 3
 CONFIRMED = 3
 #: Marks that another try may lift.
 WORTH_A_RETRY = frozenset({"busy", "unsteady"})
-
-
-class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a sweep needs to go on after a kill; saved in the run directory."""
-
-    model: str
-    draft: str | None
-    axes: Axes
-    workloads: tuple[Workload, ...]
-    settings: Settings
-    llama_dir: str | None = None
-    docker: str | None = None
-    synth_rates: tuple[float, ...] | None = None
-    fast: bool = False
-    budget_s: float | None = None
-    confirm: bool = True
-    allow_busy: bool = False
-    try_anyway: bool = False
-
-    def jobs(self) -> Iterator[Job]:
-        """Every configuration of the grid with its role, in the order of measurement."""
-        for group in self.axes.groups():
-            yield from group_jobs(group)
-
-    @property
-    def grid_cells(self) -> int:
-        """Number of cells of the grid, baselines at both ends included."""
-        return sum(1 for _ in self.jobs()) * len(self.workloads)
-
-
-def group_jobs(group: Group) -> Iterator[Job]:
-    """Baseline, candidates, and the baseline again when there was anything between."""
-    yield Job(configuration=group.baseline, role="baseline", group=group.label)
-    for candidate in group.candidates:
-        yield Job(configuration=candidate, role="mtp", group=group.label)
-    if group.candidates:
-        yield Job(configuration=group.baseline, role="baseline-again", group=group.label)
-
-
-def confirm_jobs(configurations: Sequence[Configuration]) -> list[Job]:
-    """The best few and their baselines twice, the second time in opposite order (A B B A).
-
-    A machine drifts while a grid is measured, so neighbours in time are compared last.
-    """
-    chosen = [Job(configuration=c, role="confirm-a", group=c.group_label()) for c in configurations]
-    return chosen + [msgspec.structs.replace(job, role="confirm-b") for job in reversed(chosen)]
 
 
 class Quiet(Protocol):
@@ -131,43 +85,6 @@ class Engine(Protocol):
 
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
         """Why the configuration cannot fit, as an error record; None when it may."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """The sweep begins: cells in all, and how many are there already."""
-
-    total: int
-    done: int
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """A configuration is being measured now."""
-
-    job: Job
-
-
-@dataclass(frozen=True)
-class CellDone:
-    """A cell was saved. ``eta_s`` is what the rest should take at the pace so far."""
-
-    cell: CellRecord
-    done: int
-    total: int
-    eta_s: float
-
-
-@dataclass(frozen=True)
-class Finished:
-    """All cells are there."""
-
-    wall_s: float
-    overhead_share: float
-
-
-Event = Started | Measuring | CellDone | Finished
-Listener = Callable[[Event], None]
 
 
 async def run_sweep(

@@ -20,7 +20,7 @@ from browndwarf.errors import RunFormatError, UsageError
 from browndwarf.models.gguf import ModelInfo, check_head, fingerprint, mismatch, read_model
 from browndwarf.records import EngineRecord, ModelRecord
 from browndwarf.sweep.launch import check_plan
-from browndwarf.sweep.run import SweepPlan
+from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.sources import AS_IS, Source, parse_type
 from browndwarf.sweep.space import EMBEDDED, Axes
 

@@ -314,7 +314,8 @@ def closing_note(view: RunView) -> str:
     share = float(view.meta.get("overhead_share") or 0.0)
     predicted = sum(cell.status == "predicted" for cell in view.cells)
     more = f" ({predicted} more predicted)" if predicted else ""
+    cells = f"{len(view.cells) - predicted} cells{more}"
     return (
-        f"{len(view.cells) - predicted} cells{more} in {format_duration(wall)}; {share:.0%} of the time went "
-        "into anything but prefill and decode"
+        f"{cells} in {format_duration(wall)}; {share:.0%} of the time went into anything but "
+        "prefill and decode"
     )

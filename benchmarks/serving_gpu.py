@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from browndwarf.bench.saved import read_run
-from browndwarf.cli import bench_view, benching
+from browndwarf.cli import bench_pairs, bench_view, benching
 from browndwarf.cli.render import Output
 
 RATES = (0.80, 0.54, 0.43, 0.35)
@@ -114,7 +114,7 @@ def main() -> None:
                 spoken = msgspec.structs.replace(prompt, extra=extra)
                 wanted.prompts.prompts[index] = spoken
         base, mtp = commands(args, target, head)
-        (found,) = benching.alternate(base, mtp, args.repeats, wanted, args.out, out)
+        (found,) = bench_pairs.alternate(base, mtp, args.repeats, wanted, args.out, out)
     view = Output(json=True)
     view.console.print(bench_view.comparison_table(found.points))
     view.note(bench_view.crossover_text(found.crossover, found.points))

@@ -7,8 +7,9 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from browndwarf.bench.framing import Exchange
 from browndwarf.bench.mock import Script, timetable
-from browndwarf.bench.transport import Connection, Exchange
+from browndwarf.bench.transport import Connection
 
 T = TypeVar("T")
 

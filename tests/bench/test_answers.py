@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from browndwarf.bench.answers import judge, parse_answer
+from browndwarf.bench.framing import Dechunker, Exchange, Pieces
 from browndwarf.bench.mock import Script, timetable
-from browndwarf.bench.transport import Dechunker, Exchange, Pieces
 from virtual import feed
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from browndwarf.bench.dataset import Prompt
 from browndwarf.bench.endpoint import Endpoint, Sampling
+from browndwarf.bench.framing import Exchange
 from browndwarf.bench.load import Gate, arrivals, closed_loop, open_loop
 from browndwarf.bench.metrics import PointRecord
 from browndwarf.bench.mock import Script
 from browndwarf.bench.run import Job, Plan, Stop, run_points
 from browndwarf.bench.traces import TraceWriter, read_traces
-from browndwarf.bench.transport import Exchange
 from virtual import feed, run_virtual
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import statistics
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,10 +24,11 @@ from browndwarf.bench.endpoint import (
     request_body,
     request_path,
 )
+from browndwarf.bench.framing import Exchange
 from browndwarf.bench.mock import MockServer, Script
 from browndwarf.bench.run import Job, Plan, run_points
 from browndwarf.bench.traces import TraceWriter
-from browndwarf.bench.transport import Exchange, Transport
+from browndwarf.bench.transport import Connection, Transport
 from browndwarf.errors import RequestFailed, UsageError
 
 BODY = b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}'
@@ -112,6 +114,12 @@ async def test_silence_times_out() -> None:
         Transport(server.base_url, timeout_s=0.2) as transport,
     ):
         assert (await transport.post("/v1/chat/completions", BODY)).fault == "timeout"
+
+
+async def test_an_answer_that_has_just_ended_is_not_silent() -> None:
+    """Between the last byte and its sender's turn the timer for silence may run."""
+    connection = Connection()
+    assert connection.last_byte_s == math.inf
 
 
 async def test_nothing_listening_is_a_connect_fault(unused_port: int) -> None:

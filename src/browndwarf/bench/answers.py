@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
-from browndwarf.bench.transport import Exchange, Pieces
+from browndwarf.bench.framing import Exchange, Pieces
 from browndwarf.engine.wire import Timings
 
 T = TypeVar("T")

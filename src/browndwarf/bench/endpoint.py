@@ -19,7 +19,8 @@ from typing import Any, Literal
 import msgspec
 
 from browndwarf.bench.dataset import Prompt
-from browndwarf.bench.transport import Exchange, Transport
+from browndwarf.bench.framing import Exchange
+from browndwarf.bench.transport import Transport
 from browndwarf.engine.wire import SpecCounters
 from browndwarf.errors import RequestFailed
 from browndwarf.records import Record

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import msgspec
 
-from browndwarf.bench.transport import Pieces
+from browndwarf.bench.framing import Pieces
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):

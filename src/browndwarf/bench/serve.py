@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import shlex
 import shutil
 import socket
@@ -87,6 +88,28 @@ def listening(argv: Sequence[str]) -> tuple[str, int | None]:
     return host, port
 
 
+def contained(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command, and what removes its container: killing ``docker run`` does not stop one.
+
+    Raises:
+        UsageError: a container without a port, which could not be reached.
+    """
+    words = list(argv)
+    if Path(words[0]).stem not in ("docker", "podman") or words[1:2] != ["run"]:
+        return words, []
+    if listening(words)[1] is None:
+        raise UsageError(
+            "the container's server has no port",
+            why="a port must be published with -p and given to the server",
+            fix='--server "docker run -p 8081:8081 IMAGE --server ... --port 8081"',
+        )
+    names = [value for flag, value in _pairs(words) if flag == "--name"]
+    if names:
+        return words, [words[0], "rm", "-f", names[0]]
+    name = f"browndwarf-{secrets.token_hex(6)}"
+    return [*words[:2], "--name", name, *words[2:]], [words[0], "rm", "-f", name]
+
+
 def _pairs(argv: Sequence[str]) -> list[tuple[str, str]]:
     pairs = []
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
@@ -122,6 +145,7 @@ class CommandServer:
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_ARG_")}
         self.argv = self._resolve(argv, build)
         self.log = log
+        self.argv, self._cleanup = contained(self.argv)
         self.host, port = listening(self.argv)
         self.port = _free_port(self.host, port)
         if port is None:
@@ -214,7 +238,9 @@ class CommandServer:
         # A debugger started by a dying server would outlast our patience.
         env = {**self._env, "GGML_NO_BACKTRACE": "1"}
         try:
-            self._child = await spawn.start(self.argv, log=self.log, env=env, grace_s=10.0)
+            self._child = await spawn.start(
+                self.argv, log=self.log, env=env, grace_s=10.0, cleanup=self._cleanup
+            )
         except spawn.SpawnFailure as exc:
             raise EngineUnsupported(
                 f"{self.argv[0]} could not be started", why=str(exc), fix="check the command"

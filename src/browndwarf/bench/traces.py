@@ -24,7 +24,7 @@ from typing import Literal, Self
 import msgspec
 
 from browndwarf.bench.answers import Answer
-from browndwarf.bench.transport import Exchange
+from browndwarf.bench.framing import Exchange
 from browndwarf.engine.wire import Timings
 from browndwarf.errors import RunFormatError
 from browndwarf.files import storage_errors

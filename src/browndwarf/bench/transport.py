@@ -18,83 +18,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from browndwarf.bench.framing import Dechunker, Exchange, Pieces
 from browndwarf.errors import UsageError
 
-#: A kept connection is used again only if it was idle for this long: llama-server promises to
-#: keep it for 5 s, and closes it right after a streamed answer all the same.
+#: llama-server promises to keep a connection for 5 s, and closes it right after a streamed
+#: answer all the same. So a connection is used again only after it has stayed open for this
+#: long, until one has shown that this server keeps its promise.
 SETTLE_S = 0.05
 IDLE_S = 2.0
-SWEEP_S = 0.25
-
-Pieces = list[tuple[float, bytes]]
-
-
-@dataclass(slots=True)
-class Exchange:
-    """One request and what came back. Times in seconds of the transport's clock.
-
-    ``fault`` names the class of a failure: ``connect``, ``timeout``, ``reset``, ``bad-http``,
-    or ``cut`` for one that we ended ourselves; empty when the answer is whole. An HTTP status
-    of 400 and more is not a fault here.
-    """
-
-    started_s: float
-    sent_s: float = 0.0
-    first_byte_s: float = 0.0
-    end_s: float = 0.0
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    pieces: Pieces = field(default_factory=list)
-    fault: str = ""
-    detail: str = ""
-    reused: bool = False
-
-    @property
-    def body(self) -> bytes:
-        """All of the answer's body."""
-        return b"".join(data for _, data in self.pieces)
-
-
-class Dechunker:
-    """Undoes HTTP's chunked framing; ``pieces`` are payloads with the time of their arrival."""
-
-    def __init__(self) -> None:
-        self.pieces: Pieces = []
-        self.done = False
-        self._rest = b""
-        self._left = 0
-        self._trailer = False
-
-    def feed(self, at_s: float, data: bytes) -> None:
-        """Take the next bytes. Raises ValueError where the framing makes no sense."""
-        buf = self._rest + data if self._rest else data
-        pos, end = 0, len(buf)
-        while pos < end and not self.done:
-            if self._left:
-                stop = min(pos + self._left, end)
-                self.pieces.append((at_s, buf[pos:stop]))
-                self._left -= stop - pos
-                pos = stop
-                continue
-            newline = buf.find(b"\n", pos)
-            if newline < 0:
-                break
-            line = buf[pos:newline].strip()
-            pos = newline + 1
-            if self._trailer:
-                self.done = not line
-            elif line:
-                self._left = int(line.partition(b";")[0], 16)
-                self._trailer = self._left == 0
-        self._rest = buf[pos:]
+SWEEP_S = 1.0
 
 
 class Connection(asyncio.Protocol):
@@ -127,10 +67,17 @@ class Connection(asyncio.Protocol):
         """Whether another request may be sent."""
         return self.keep and self._transport is not None and not self._transport.is_closing()
 
+    def settled(self, now: float) -> bool:
+        """Whether it has been idle for so long that a server that closes would have closed."""
+        return now - self.idle_since >= SETTLE_S
+
     @property
     def last_byte_s(self) -> float:
-        """When something came last; when the request was sent, if nothing has."""
-        assert self._exchange is not None
+        """When something came last; when the request was sent, if nothing has. Endless if the
+        exchange is over and its sender has not been woken yet.
+        """
+        if self._exchange is None:
+            return math.inf
         return self._raw[-1][0] if self._raw else self._exchange.sent_s
 
     def begin(self, exchange: Exchange, done: asyncio.Future[None], request: bytes) -> None:
@@ -300,6 +247,7 @@ class Transport:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._keeps = False
         self.opened = 0
 
     async def __aenter__(self) -> Self:
@@ -379,9 +327,10 @@ class Transport:
     def _take(self) -> Connection | None:
         now = self._clock()
         # The oldest first: if it has not settled yet, none has.
-        while self._idle and now - self._idle[0].idle_since >= SETTLE_S:
+        while self._idle and (self._keeps or now - self._idle[0].idle_since >= SETTLE_S):
             connection = self._idle.pop(0)
             if connection.open and now - connection.idle_since < IDLE_S:
+                self._keeps = self._keeps or connection.settled(now)
                 return connection
             connection.close()
         return None
@@ -401,6 +350,7 @@ class Transport:
             silent = now - connection.last_byte_s
             if silent > self._timeout_s:
                 connection.finish("timeout", f"nothing came for {silent:.1f} s")
+        self._keeps = self._keeps or any(c.open and c.settled(now) for c in self._idle)
         self._idle = [c for c in self._idle if c.open]
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(min(SWEEP_S, self._timeout_s / 4), self._sweep)

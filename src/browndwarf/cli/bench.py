@@ -102,7 +102,7 @@ def run(
     api: ApiOption = "chat",
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the API key.")
-    ] = "OPENAI_API_KEY",
+    ] = "BROWNDWARF_API_KEY",
     prefix_cache: PrefixCacheOption = False,
     shuffle: ShuffleOption = False,
     strict: StrictOption = False,
@@ -176,12 +176,12 @@ def compare(
     json: JsonOption = False,
 ) -> None:
     """Base against MTP: ratio, interval and verdict per concurrency, and the crossover."""
-    from browndwarf.cli import bench_view, benching
+    from browndwarf.cli import bench_pairs, bench_view
     from browndwarf.cli.render import Output
 
     out = Output(json=json)
-    base, mtp = benching.split_runs(runs, SEPARATOR)
-    bench_view.show_comparison(benching.compare(base, mtp), out)
+    base, mtp = bench_pairs.split_runs(runs, SEPARATOR)
+    bench_view.show_comparison(bench_pairs.compare(base, mtp), out)
 
 
 def ab(
@@ -213,7 +213,7 @@ def ab(
     json: JsonOption = False,
 ) -> None:
     """Start both servers in turn (A B B A ...), measure them alike, and compare."""
-    from browndwarf.cli import bench_view, benching
+    from browndwarf.cli import bench_pairs, bench_view, benching
     from browndwarf.cli.render import Output
 
     out = Output(json=json)
@@ -239,4 +239,4 @@ def ab(
         llama_dir=llama_dir,
     )
     folder = out_dir or benching.new_directory("ab")
-    bench_view.show_comparison(benching.alternate(base, mtp, repeats, wanted, folder, out), out)
+    bench_view.show_comparison(bench_pairs.alternate(base, mtp, repeats, wanted, folder, out), out)

@@ -35,12 +35,12 @@ class Recipe:
 
     target: TargetShape = field(default_factory=TargetShape)
     drafter: DrafterShape = field(default_factory=DrafterShape)
-    documents: int = 800_000
+    documents: int = 1_000_000
     data_seed: int = 20_000
     target_seed: int = 0
     drafter_seed: int = 1
-    target_seconds: float = 300.0
-    drafter_seconds: float = 180.0
+    target_seconds: float = 290.0
+    drafter_seconds: float = 130.0
     rows_per_update: int = 64
 
 

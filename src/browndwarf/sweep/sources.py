@@ -65,11 +65,15 @@ def parse_type(text: str) -> str:
     return name
 
 
+def _canonical(type_name: str) -> str:
+    return _SAME_AS.get(type_name, type_name)
+
+
 def variant_path(
     source: Source, type_name: str, engine_sha: str, cache: Path | None = None
 ) -> Path:
     """Where a type made from ``source`` by this engine is kept."""
-    if type_name == AS_IS or _SAME_AS.get(type_name, type_name) == source.type:
+    if type_name == AS_IS or _canonical(type_name) == _canonical(source.type):
         return Path(source.path)
     folder = cache or Path(platformdirs.user_cache_dir("browndwarf")) / "variants"
     digest = source.fingerprint.removeprefix("sha256:")[:16]

@@ -29,10 +29,7 @@ from urllib.parse import urlsplit
 from browndwarf.bench.framing import Dechunker, Exchange, Pieces
 from browndwarf.errors import UsageError
 
-#: llama-server promises to keep a connection for 5 s, and closes it right after a streamed
-#: answer all the same. So a connection is used again only after it has stayed open for this
-#: long, until one has shown that this server keeps its promise.
-SETTLE_S = 0.05
+#: A connection that was idle for longer is not used again.
 IDLE_S = 2.0
 SWEEP_S = 1.0
 
@@ -66,10 +63,6 @@ class Connection(asyncio.Protocol):
     def open(self) -> bool:
         """Whether another request may be sent."""
         return self.keep and self._transport is not None and not self._transport.is_closing()
-
-    def settled(self, now: float) -> bool:
-        """Whether it has been idle for so long that a server that closes would have closed."""
-        return now - self.idle_since >= SETTLE_S
 
     @property
     def last_byte_s(self) -> float:
@@ -192,6 +185,9 @@ class Connection(asyncio.Protocol):
         connection = headers.get("connection", "").lower()
         if "close" in connection or (version == "HTTP/1.0" and "keep-alive" not in connection):
             self.keep = False
+        if headers.get("server") == "llama.cpp":
+            # It promises to keep a connection, and closes it right after a streamed answer.
+            self.keep = False
         length = headers.get("content-length", "")
         if "chunked" in headers.get("transfer-encoding", "").lower():
             self._mode = "chunked"
@@ -247,7 +243,7 @@ class Transport:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._sweeper: asyncio.TimerHandle | None = None
-        self._keeps = False
+        self._reuse = True
         self.opened = 0
 
     async def __aenter__(self) -> Self:
@@ -297,6 +293,15 @@ class Transport:
         return await self._send(head.encode("latin-1"), fresh=True)
 
     async def _send(self, request: bytes, *, fresh: bool = False) -> Exchange:
+        exchange = await self._once(request, fresh=fresh or not self._reuse)
+        if exchange.fault == "reset" and exchange.reused and not exchange.status:
+            # The server had closed the kept connection before it saw the request. This is the
+            # only case in which a request is sent again; from now on none is kept.
+            self._reuse = False
+            exchange = await self._once(request, fresh=True)
+        return exchange
+
+    async def _once(self, request: bytes, *, fresh: bool) -> Exchange:
         exchange = Exchange(self._clock())
         connection = None if fresh else self._take()
         exchange.reused = connection is not None
@@ -326,11 +331,9 @@ class Transport:
 
     def _take(self) -> Connection | None:
         now = self._clock()
-        # The oldest first: if it has not settled yet, none has.
-        while self._idle and (self._keeps or now - self._idle[0].idle_since >= SETTLE_S):
-            connection = self._idle.pop(0)
+        while self._idle:
+            connection = self._idle.pop()
             if connection.open and now - connection.idle_since < IDLE_S:
-                self._keeps = self._keeps or connection.settled(now)
                 return connection
             connection.close()
         return None
@@ -350,7 +353,6 @@ class Transport:
             silent = now - connection.last_byte_s
             if silent > self._timeout_s:
                 connection.finish("timeout", f"nothing came for {silent:.1f} s")
-        self._keeps = self._keeps or any(c.open and c.settled(now) for c in self._idle)
         self._idle = [c for c in self._idle if c.open]
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(min(SWEEP_S, self._timeout_s / 4), self._sweep)

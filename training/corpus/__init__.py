@@ -1,1 +1,1 @@
-"""Generated text in nine workloads; `mixture` is the way in."""
+"""Generated text in seven workloads; `mixture` is the way in."""

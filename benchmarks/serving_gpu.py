@@ -22,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
 
 from browndwarf.bench.saved import read_run
 from browndwarf.cli import bench_pairs, bench_view, benching
@@ -115,9 +116,8 @@ def main() -> None:
                 wanted.prompts.prompts[index] = spoken
         base, mtp = commands(args, target, head)
         (found,) = bench_pairs.alternate(base, mtp, args.repeats, wanted, args.out, out)
-    view = Output(json=True)
-    view.console.print(bench_view.comparison_table(found.points))
-    view.note(bench_view.crossover_text(found.crossover, found.points))
+    Console(stderr=True, width=140).print(bench_view.comparison_table(found.points))
+    out.note(bench_view.crossover_text(found.crossover, found.points))
     records = [read_run(args.out / f"{arm}-1") for arm in ("base", "mtp")]
     document = {
         "name": "serving_gpu",

@@ -1,0 +1,362 @@
+"""Is decoding in this process as fast as llama-server, step by step? And do sessions pay?
+
+Parts:
+- ``cycle``: milliseconds per verify step for n_max 1, 2, 3. Three arms take turns on the same
+  prompts and the same build: llama-server with its default flags, llama-server with
+  ``--backend-sampling``, and this process (wall time from the first token to the last, text
+  included). Goal on a CPU: at least 0.90 of the default server's speed; on a GPU at least 1.00 of
+  the second arm's and 1.15 of the first's.
+- ``frontier``: decode rate with MTP over plain, both in this process, after 2k to 16k tokens.
+- ``session``: resume against prefill (goal: under 5% of its time), and what a 200-token turn
+  writes (goal: under 5% of the state).
+
+    python benchmarks/inprocess_vs_server.py                        # CPU, the embedded pair
+    python benchmarks/inprocess_vs_server.py --shape gemma4-12b --parts cycle,frontier,session
+
+With ``--shape`` the models have random weights of that shape and acceptance is made up
+(0.80, 0.54, 0.43): the speed is right, the text is noise. Set ``LLAMA_CPP_LIB_PATH`` to the lib
+folder of the server's own build. The last line of output is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+# Threads that spin while another arm works would slow it down.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import numpy as np
+
+from browndwarf.decode.llm import LLM, load
+from browndwarf.engine.client import LlamaClient
+from browndwarf.engine.listing import list_devices
+from browndwarf.engine.locate import Build, choose_build, find_builds
+from browndwarf.engine.native import load_library
+from browndwarf.engine.options import ServerOptions
+from browndwarf.engine.process import LlamaServer
+from browndwarf.engine.quantizer import quantize
+from browndwarf.models import demo
+from browndwarf.models.gguf_read import read_header
+from browndwarf.models.hollow import SHAPES, scaled, write_hollow, write_hollow_head
+
+RATES = (0.80, 0.54, 0.43)
+SCALES: dict[str, tuple[int, tuple[tuple[int, float], ...]]] = {
+    # type: (bytes per block, ((offset of a half-precision scale, its value), ...))
+    "Q4_K": (144, ((0, 2e-4), (2, 1.5e-3))),
+    "Q6_K": (210, ((208, 2e-5),)),
+    "Q8_0": (34, ((0, 2e-4),)),
+}
+TILE = 1 << 15
+
+
+def fill(path: Path, seed: int = 0) -> None:
+    """Give a hollow model random weights: one random tile of blocks per type, repeated."""
+    rng = np.random.default_rng(seed)
+    tiles: dict[str, bytes] = {}
+    header = read_header(path, complete=False)
+    with path.open("r+b") as out:
+        for tensor in header.tensors:
+            if tensor.type not in SCALES:
+                continue
+            size, scales = SCALES[tensor.type]
+            if tensor.type not in tiles:
+                blocks = rng.integers(0, 256, (TILE, size), dtype=np.uint8)
+                for offset, value in scales:
+                    half = np.frombuffer(np.float16(value).tobytes(), np.uint8)
+                    blocks[:, offset : offset + 2] = half
+                tiles[tensor.type] = blocks.tobytes()
+            tile = tiles[tensor.type]
+            out.seek(header.data_offset + tensor.offset)
+            left = tensor.bytes
+            while left:
+                left -= out.write(tile[: min(left, len(tile))])
+
+
+def models(args: argparse.Namespace, folder: Path, build: Build) -> tuple[Path, Path]:
+    """The pair to measure: random weights of a shape, or the embedded one as Q4_0."""
+    target, head = folder / "target.gguf", folder / "head.gguf"
+    if args.shape:
+        shape = SHAPES[args.shape]
+        if args.layers:
+            shape = scaled(shape, layers=args.layers, vocab=8192)
+        write_hollow(target, shape)
+        write_hollow_head(head, shape, main="Q6_K")
+        fill(target)
+        fill(head, 1)
+        return target, head
+    quantize(build, demo.TARGET, target, "Q4_0", allow_requantize=True)
+    return target, demo.HEAD
+
+
+def open_here(pair: tuple[Path, Path], args: argparse.Namespace, **settings: Any) -> LLM:
+    """The pair in this process; answers go on past their end."""
+    rates = RATES if args.shape else None
+    llm = load(pair[0], settings.pop("draft", pair[1]), synthetic=rates, **settings)
+    llm.pair.vocab.is_end = lambda token: False  # type: ignore[method-assign]
+    return llm
+
+
+def here(llm: LLM, prompt: list[int], tokens: int) -> tuple[float, dict[str, float]]:
+    """Milliseconds per step, wall time, and the parts of a step."""
+    llm.keeper.clear(llm._slots[0])
+    with llm.stream_text(prompt, max_tokens=tokens) as stream:
+        stream.advance()
+        begun = time.perf_counter()
+        for _ in stream:
+            pass
+        wall = time.perf_counter() - begun
+        stats = stream.answer.stats
+    n = max(1, stats.steps)
+    parts = {
+        "draft": stats.draft_s,
+        "verify": stats.verify_s,
+        "sample": stats.sample_s,
+        "python_and_cache": stats.rest_s,
+        "text": wall - stats.decode_s,
+    }
+    return 1e3 * wall / n, {key: round(1e3 * value / n, 4) for key, value in parts.items()}
+
+
+async def there(client: LlamaClient, prompt: list[int], tokens: int) -> float:
+    """llama-server's own milliseconds per step."""
+    done = await client.completion(prompt, n_predict=tokens, ignore_eos=True, stream=False)
+    timings = done.timings
+    steps = timings.cycles
+    return timings.predicted_ms / max(1, steps)
+
+
+async def cycle(
+    args: argparse.Namespace, build: Build, pair: tuple[Path, Path], folder: Path
+) -> list[dict[str, Any]]:
+    """All three arms for each n_max."""
+    rows = []
+    for n_max in (1, 2, 3):
+        async with contextlib.AsyncExitStack() as stack:
+            clients: dict[str, LlamaClient] = {}
+            for name, sampling in (("server", False), ("server_backend_sampling", True)):
+                options = ServerOptions(
+                    model=str(pair[0]),
+                    draft=str(pair[1]),
+                    n_max=n_max,
+                    ctx=4096,
+                    backend_sampling=sampling,
+                    synth_rates=RATES[:n_max] if args.shape else None,
+                    seed=1,
+                    verbosity=None,
+                )
+                server = await stack.enter_async_context(
+                    LlamaServer(
+                        build,
+                        options,
+                        log_path=folder / f"{name}-{n_max}.log",
+                        env={"OMP_WAIT_POLICY": "passive"},
+                    )
+                )
+                clients[name] = await stack.enter_async_context(LlamaClient(server.base_url))
+            llm = stack.enter_context(open_here(pair, args, n_max=n_max, n_ctx=4096))
+            rows.append(await take_turns(args, n_max, clients, llm))
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+async def take_turns(
+    args: argparse.Namespace, n_max: int, clients: dict[str, LlamaClient], llm: LLM
+) -> dict[str, Any]:
+    """Rounds in which the order of the arms is reversed every time."""
+    prompts = prompts_of(args, llm)
+    times: dict[str, list[float]] = {"here": [], **{name: [] for name in clients}}
+    parts: list[dict[str, float]] = []
+    for turn in range(args.rounds + 1):
+        for prompt in prompts:
+            order = list(times) if turn % 2 else list(reversed(times))
+            for arm in order:
+                if arm == "here":
+                    value, split = here(llm, prompt, args.tokens)
+                    if turn:
+                        parts.append(split)
+                else:
+                    value = await there(clients[arm], prompt, args.tokens)
+                if turn:  # the first round warms up
+                    times[arm].append(value)
+    middle = {arm: statistics.median(values) for arm, values in times.items()}
+    return {
+        "n_max": n_max,
+        "ratio_server": round(middle["server"] / middle["here"], 4),
+        "ratio_backend_sampling": round(middle["server_backend_sampling"] / middle["here"], 4),
+        "cycle_ms": {arm: round(value, 4) for arm, value in middle.items()},
+        "spread_ms": {arm: round(max(v) - min(v), 4) for arm, v in times.items()},
+        "step_ms": {key: statistics.median(p[key] for p in parts) for key in parts[0]},
+    }
+
+
+def prompts_of(args: argparse.Namespace, llm: LLM) -> list[list[int]]:
+    """Chat prompts of the embedded pair; noise for random weights."""
+    if args.shape:
+        rng = np.random.default_rng(4)
+        return [rng.integers(300, 8000, 64).tolist() for _ in range(2)]
+    found = []
+    for workload in ("prose", "code", "json", "chat"):
+        item = demo.prompts(workload)[0]
+        found.append(llm.tokenize(llm.template.render(item["messages"])))
+    return found
+
+
+def frontier(args: argparse.Namespace, pair: tuple[Path, Path]) -> list[dict[str, Any]]:
+    """Plain and MTP decoding after long prompts, alternated."""
+    rng = np.random.default_rng(2)
+    depths = [int(d) for d in args.depths.split(",")]
+    room = max(depths) + 4 * args.tokens
+    rows = []
+    with (
+        open_here(pair, args, n_max=args.best, n_ctx=room) as fast,
+        open_here(pair, args, draft="none", n_ctx=room) as plain,
+    ):
+        for depth in depths:
+            prompt = rng.integers(300, min(4000, fast.pair.vocab.size), depth).tolist()
+            rates: dict[str, list[float]] = {"mtp": [], "plain": []}
+            prefill: dict[str, float] = {}
+            for turn in range(args.rounds):
+                for name, llm in (("mtp", fast), ("plain", plain))[:: 1 if turn % 2 else -1]:
+                    with llm.stream_text(prompt, max_tokens=args.tokens) as stream:
+                        stats = stream.run().stats
+                    rates[name].append(stats.tok_s)
+                    if not turn:
+                        prefill[name] = stats.prefill_s
+            middle = {name: statistics.median(values) for name, values in rates.items()}
+            rows.append(
+                {
+                    "depth": depth,
+                    "speedup": round(middle["mtp"] / middle["plain"], 4),
+                    "tok_s": {name: round(value, 2) for name, value in middle.items()},
+                    "prefill_s": {name: round(value, 4) for name, value in prefill.items()},
+                }
+            )
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+def session(args: argparse.Namespace, pair: tuple[Path, Path], folder: Path) -> dict[str, Any]:
+    """Save, append and resume a long conversation."""
+    depth = max(int(d) for d in args.depths.split(","))
+    rng = np.random.default_rng(3)
+    store_folder = folder / "sessions"
+    with open_here(pair, args, n_max=args.best, n_ctx=depth + 1024, sessions=store_folder) as llm:
+        assert llm.store is not None
+        prompt = rng.integers(300, min(4000, llm.pair.vocab.size), depth).tolist()
+        slot = llm._slots[0]
+        with llm.stream_text([5] * 64, max_tokens=4) as stream:
+            stream.run()
+        with llm.stream_text(prompt, max_tokens=8) as stream:
+            prefill_s = stream.run().stats.prefill_s
+        identity = llm.fingerprint
+
+        def save(previous: Any) -> tuple[Any, Any, float]:
+            begun = time.perf_counter()
+            snapshot = llm.keeper.capture(slot)
+            if previous is not None:
+                snapshot.layouts = previous.layouts
+            else:
+                snapshot.unchanged = 0
+            saved = llm.store.save("long", snapshot, identity)  # type: ignore[union-attr]
+            if not saved.replay:
+                slot.unchanged = slot.kept
+            return snapshot, saved, time.perf_counter() - begun
+
+        first, whole, whole_s = save(None)
+        turn = slot.tokens + rng.integers(300, min(4000, llm.pair.vocab.size), 100).tolist()
+        with llm.stream_text(turn, max_tokens=100) as stream:
+            stream.run()
+        _, added, added_s = save(first)
+        resumes = []
+        for _ in range(3):
+            llm.keeper.clear(slot)
+            begun = time.perf_counter()
+            loaded = llm.store.load("long", identity)
+            llm.keeper.restore(slot, loaded)
+            llm.pair.target.wait()
+            resumes.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        with llm.stream_text([*loaded.tokens, 301, 302], max_tokens=1) as stream:
+            replayed = stream.run().stats
+        replay_s = time.perf_counter() - begun
+    resume_s = statistics.median(resumes)
+    return {
+        "tokens": depth,
+        "prefill_s": round(prefill_s, 4),
+        "resume_s": round(resume_s, 4),
+        "first_token_after_resume_s": round(replay_s, 4),
+        "replayed_tokens": replayed.prompt_tokens - replayed.reused_tokens,
+        "resume_over_prefill": round(resume_s / prefill_s, 5),
+        "resume_and_replay_over_prefill": round((resume_s + replay_s) / prefill_s, 5),
+        "state_mib": round(whole.state_bytes / 2**20, 2),
+        "save_s": round(whole_s, 4),
+        "turn_bytes": added.bytes,
+        "turn_save_s": round(added_s, 4),
+        "turn_over_state": round(added.bytes / whole.state_bytes, 5),
+        "met": resume_s < 0.05 * prefill_s and added.bytes < 0.05 * whole.state_bytes,
+    }
+
+
+async def run(args: argparse.Namespace) -> dict[str, Any]:
+    """The parts that were asked for."""
+    started = time.monotonic()
+    build = choose_build(find_builds())
+    parts = args.parts.split(",")
+    result: dict[str, Any] = {"name": "inprocess_vs_server"}
+    met = []
+    with tempfile.TemporaryDirectory(prefix="inprocess-") as name:
+        folder = Path(name)
+        pair = models(args, folder, build)
+        if "cycle" in parts:
+            rows = await cycle(args, build, pair, folder)
+            result["ratio_server"] = min(row["ratio_server"] for row in rows)
+            result["ratio_backend_sampling"] = min(row["ratio_backend_sampling"] for row in rows)
+            result["cycle"] = rows
+            low, high = (0.90, 0.0) if not args.shape else (1.15, 1.00)
+            met.append(result["ratio_server"] >= low and result["ratio_backend_sampling"] >= high)
+        if "frontier" in parts:
+            result["frontier"] = frontier(args, pair)
+        if "session" in parts:
+            result["session"] = session(args, pair, folder)
+            met.append(result["session"]["met"])
+    return {
+        **result,
+        "goal": "CPU: at least 0.90 of the default server's speed; GPU: 1.15 of it and 1.00 of "
+        "--backend-sampling's; resume under 5% of prefill, a turn under 5% of the state",
+        "met": all(met),
+        "engine": {"server": build.label, "library": load_library().version},
+        "machine": {
+            "os": platform.system(),
+            "cores": os.cpu_count(),
+            "devices": list_devices(build).strip(),
+        },
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description="decoding in this process against llama-server")
+    parser.add_argument("--parts", default="cycle", help="cycle, frontier, session")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
+    parser.add_argument("--layers", type=int, help="fewer layers, to rehearse a shape")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--depths", default="2048,4096,8192,16384")
+    parser.add_argument("--best", type=int, default=2, help="n_max of frontier and session")
+    print(json.dumps(asyncio.run(run(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -290,8 +290,8 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
         "errors": [round(error, 4) for error in errors],
         "configurations": rows,
         "tight": part2,
-        "goal": "with the context measured once, planned within 1% of the measured peak; the largest context survives, a step "
-        "above it is refused and fails",
+        "goal": "with the context measured once, planned within 1% of the measured peak; the "
+        "largest context survives, a step above it is refused and fails",
         "met": worst <= 0.01 and (part2 is None or part2["met"]),
         "engine": build.label,
         "machine": {"os": platform.system(), "devices": list_devices(build).strip()},

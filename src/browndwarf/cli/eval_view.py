@@ -167,7 +167,8 @@ def _compared(out: Output, compared: Comparison | None) -> None:
 def _comparison(compared: Comparison | None) -> dict[str, Any] | None:
     if compared is None:
         return None
-    return msgspec.to_builtins(compared) | {"sentence": compared.sentence}
+    plain: dict[str, Any] = msgspec.to_builtins(compared)
+    return plain | {"sentence": compared.sentence}
 
 
 def _plain(records: Sequence[Any]) -> list[Any]:

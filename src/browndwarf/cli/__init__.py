@@ -15,7 +15,7 @@ from browndwarf.errors import BrowndwarfError, Interrupted
 
 def build_app() -> typer.Typer:
     """The whole command line as a typer application."""
-    from browndwarf.cli import bench, doctor, engine, evaluate, inspect, plan, sweep
+    from browndwarf.cli import bench, chat, doctor, engine, evaluate, inspect, plan, sweep
 
     app = typer.Typer(
         name="browndwarf",
@@ -41,7 +41,7 @@ def build_app() -> typer.Typer:
             sys.stdout.write(f"browndwarf {__version__}\n")
             raise typer.Exit
 
-    for module in (doctor, inspect, plan, sweep, bench, evaluate, engine):
+    for module in (doctor, inspect, plan, sweep, bench, evaluate, chat, engine):
         module.register(app)
     return app
 

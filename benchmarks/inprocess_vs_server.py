@@ -33,9 +33,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Threads that spin while another arm works would slow it down.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
 import numpy as np
 
 from browndwarf.decode.llm import LLM, load
@@ -58,6 +55,7 @@ SCALES: dict[str, tuple[int, tuple[tuple[int, float], ...]]] = {
     "Q8_0": (34, ((0, 2e-4),)),
 }
 TILE = 1 << 15
+PAUSE_S = 0.1
 
 
 def fill(path: Path, seed: int = 0) -> None:
@@ -156,12 +154,7 @@ async def cycle(
                     verbosity=None,
                 )
                 server = await stack.enter_async_context(
-                    LlamaServer(
-                        build,
-                        options,
-                        log_path=folder / f"{name}-{n_max}.log",
-                        env={"OMP_WAIT_POLICY": "passive"},
-                    )
+                    LlamaServer(build, options, log_path=folder / f"{name}-{n_max}.log")
                 )
                 clients[name] = await stack.enter_async_context(LlamaClient(server.base_url))
             llm = stack.enter_context(open_here(pair, args, n_max=n_max, n_ctx=4096))
@@ -181,6 +174,8 @@ async def take_turns(
         for prompt in prompts:
             order = list(times) if turn % 2 else list(reversed(times))
             for arm in order:
+                # Threads of the arm before may still spin for some milliseconds.
+                await asyncio.sleep(PAUSE_S)
                 if arm == "here":
                     value, split = here(llm, prompt, args.tokens)
                     if turn:

@@ -23,6 +23,9 @@ from browndwarf.decode.slot import Slot
 from browndwarf.engine.native_batch import Batch
 from browndwarf.engine.native_context import Decoder
 
+_TOP = 10
+"""How sure a head is, is its best token's share among this many, as llama-server counts it."""
+
 
 class Drafter(Protocol):
     """What ``speculate`` asks of a head."""
@@ -67,6 +70,7 @@ class _HeadDrafter:
         options = pair.options
         self._head = head
         self._p_min = options.p_min
+        self._device = bool(pair.device_sampling)
         rows = options.sequences * (2 * options.n_max + 4)
         self._batch = Batch(pair.library, rows, head.hidden_width)
 
@@ -77,11 +81,18 @@ class _HeadDrafter:
     def _guess(self, row: int) -> int:
         """The head's token for a batch row; -1 where it is less sure than ``p_min``."""
         if not self._p_min:
-            return self._head.sampled(row)
-        logits, ids = self._head.candidates(row)
-        best = int(logits.argmax())
+            return self._head.sampled(row) if self._device else int(self._head.logits(row).argmax())
+        if self._device:
+            logits, ids = self._head.candidates(row)
+            best = int(logits.argmax())
+            token = int(ids[best])
+        else:
+            every = self._head.logits(row)
+            token = int(every.argmax())
+            logits = np.partition(every, -_TOP)[-_TOP:]
+            best = int(logits.argmax())
         share = 1.0 / float(np.exp(logits - logits[best]).sum())
-        return int(ids[best]) if share >= self._p_min else -1
+        return token if share >= self._p_min else -1
 
     def _collect(self, slots: list[Slot], rows: list[int], n: int) -> tuple[list[Slot], list[int]]:
         """Take one guess per slot; returns who goes on, and its row in the batch."""

@@ -329,7 +329,7 @@ class LLM:
         if old is not None:
             old.close()
         slot.sampler = Sampler(self.pair.target, self.pair.vocab, settings)
-        if self.pair.options.backend_sampling:
+        if self.pair.device_sampling:
             slot.sampler.attach(slot.seq)
         slot.sampler.learn(tokens)
 

@@ -24,7 +24,8 @@ class RuntimeOptions:
         n_max: draft tokens per step, at most.
         p_min: drafting stops where the head is less sure than this.
         adaptive: choose 1 to ``n_max`` by what was measured, while running.
-        backend_sampling: sample on the device where the sampling allows it.
+        backend_sampling: sample on the device where the sampling allows it; None does so on a
+            GPU, and not on a CPU, where the engine's own sampling is the slower one.
         gpu_layers: -1 puts all layers on the device.
         kv_k, kv_v: types of the target's cache; ``draft_kv`` of a head's own cache.
         swa_full: keep whole sliding-window layers, so that any rewind and shift is cheap.
@@ -40,7 +41,7 @@ class RuntimeOptions:
     n_max: int = 3
     p_min: float = 0.0
     adaptive: bool = False
-    backend_sampling: bool = True
+    backend_sampling: bool | None = None
     n_batch: int = 2048
     n_ubatch: int = 512
     threads: int | None = None

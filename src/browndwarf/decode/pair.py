@@ -60,6 +60,9 @@ class Pair:
         options = self.options
         library = load_library()
         self.library: Library = library
+        self.device_sampling = options.backend_sampling
+        if self.device_sampling is None:
+            self.device_sampling = options.gpu_layers != 0 and library.offloads
         drafting = options.n_max > 0 and (
             self.head_info is not None or (draft is None and self.info.head.kind == "nextn")
         )
@@ -114,8 +117,8 @@ class Pair:
             **self._fields,
         )
         self.head = Decoder(context, hidden="output")
-        # A head samples on the device; its argmax is enough unless p_min asks how sure it is.
-        for seq in range(options.sequences):
+        # A head's argmax is enough unless p_min asks how sure it is.
+        for seq in range(options.sequences if self.device_sampling else 0):
             chain = Chain(self.library)
             chain = chain.top_k(_DRAFT_TOP_K) if options.p_min > 0 else chain.greedy()
             self._stack.callback(chain.close)

@@ -84,6 +84,11 @@ class Library:
             )
         return int(number)
 
+    @property
+    def offloads(self) -> bool:
+        """Whether this library has a device to put layers on."""
+        return bool(self.api.llama_supports_gpu_offload())
+
     def grammar_of_schema(self, schema: str) -> str:
         """A GBNF grammar for a JSON schema, given as JSON text; ``ValueError`` if it is none."""
         return str(importlib.import_module("llama_cpp.llama_grammar").json_schema_to_gbnf(schema))

@@ -1,0 +1,127 @@
+"""Does a long-lived process stay as it is? Thousands of turns of everything that can happen.
+
+Each turn resumes a conversation from disk, answers (some answers are cancelled, some outgrow the
+context and shift), and saves it. After a warm-up, resident memory and the number of live C
+objects must not grow.
+
+    python benchmarks/inprocess_soak.py                  # 2,000 turns, a minute or two
+
+Goal: memory within 1% of what it was after the warm-up, no pointer more. The last line of output
+is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from browndwarf.decode.llm import LLM, load
+from browndwarf.decode.sampling import Sampling
+from browndwarf.engine.native import live_pointers
+from browndwarf.models import demo, synthetic
+
+
+def turn(llm: LLM, chance: random.Random) -> str:
+    """One turn; returns what happened in it."""
+    name = chance.choice(("anna", "ben", "carla"))
+    talk = llm.conversation(name)
+    sampling = Sampling(temperature=chance.choice((0.0, 0.7)), seed=chance.randrange(1000))
+    length = chance.choice((4, 12, 60))
+    cancelled = False
+    with talk.say("Tell me about the sea.", sampling=sampling, max_tokens=length) as stream:
+        for _ in stream:
+            if chance.random() < 0.1:
+                stream.cancel()
+                cancelled = True
+    if len(talk.messages) > 24:
+        assert llm.store is not None
+        llm.store.delete(name)
+        return "deleted"
+    talk.save()
+    return "cancelled" if cancelled else stream.answer.reason
+
+
+def shift(llm: LLM, chance: random.Random) -> str:
+    """One answer that outgrows the context."""
+    words = " ".join(chance.choice(("sea", "dog", "wind", "hat")) for _ in range(60))
+    with llm.stream_text(words, max_tokens=llm.pair.n_ctx) as stream:
+        return f"long, {stream.run().reason}"
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    """The embedded pair, then the recurrent model."""
+    started = time.monotonic()
+    chance = random.Random(args.seed)
+    process = psutil.Process()
+    counts: dict[str, int] = {}
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        hybrid = synthetic.write_hybrid(Path(name) / "hybrid.gguf")
+        pairs = (("assistant", demo.TARGET, demo.HEAD), ("nextn", hybrid, None))
+        for kind, target, head in pairs:
+            with load(
+                target,
+                head,
+                n_ctx=512,
+                n_max=3,
+                sequences=2,
+                context_shift=True,
+                sessions=Path(name) / kind,
+            ) as llm:
+                every = args.turns // len(pairs)
+                before, pointers = 0, {}
+                for i in range(args.warm_up + every):
+                    if i == args.warm_up:
+                        gc.collect()
+                        before, pointers = process.memory_info().rss, live_pointers()
+                    what = shift(llm, chance) if i % 20 == 19 else turn(llm, chance)
+                    counts[what] = counts.get(what, 0) + 1
+                gc.collect()
+                after = process.memory_info().rss
+                rows.append(
+                    {
+                        "head": kind,
+                        "turns": every,
+                        "memory_growth": round(after / before - 1, 5),
+                        "pointers_before": pointers,
+                        "pointers_after": live_pointers(),
+                    }
+                )
+    left = live_pointers()
+    return {
+        "name": "inprocess_soak",
+        "memory_growth": max(float(str(row["memory_growth"])) for row in rows),
+        "rows": rows,
+        "happened": counts,
+        "pointers_at_the_end": left,
+        "goal": "memory within 1%, no pointer more, none left",
+        "met": not left
+        and all(
+            float(str(r["memory_growth"])) < 0.01 and r["pointers_before"] == r["pointers_after"]
+            for r in rows
+        ),
+        "machine": {"os": platform.system(), "cores": os.cpu_count()},
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def main() -> None:
+    """Parse the command line and run."""
+    parser = argparse.ArgumentParser(description="many turns in one process")
+    parser.add_argument("--turns", type=int, default=2000)
+    parser.add_argument("--warm-up", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    print(json.dumps(run(parser.parse_args())))
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,13 @@ from browndwarf.cli.machine import devices, memory_here
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.engine.options import ServerOptions, command_text, server_argv
-from browndwarf.errors import EngineError, Interrupted, UsageError
+from browndwarf.errors import (
+    EngineError,
+    Interrupted,
+    MachineBusy,
+    StorageError,
+    UsageError,
+)
 from browndwarf.hardware.devices import ListedDevice, machine
 from browndwarf.plan.gate import BudgetGate
 from browndwarf.records import CellRecord
@@ -144,6 +150,13 @@ def _measure(
                 why=f"{len(store.cells())} finished cells are kept; no server is left running",
                 fix=f"browndwarf sweep --resume {store.directory}",
             ) from exc
+        except (MachineBusy, StorageError) as error:
+            kept = f"{len(store.cells())} finished cells are kept"
+            raise type(error)(
+                error.what,
+                why=f"{error.why}\n{kept}",
+                fix=f"{error.fix}\nthen go on: browndwarf sweep --resume {store.directory}",
+            ) from error
     return Done(store.directory, cells, analyse(cells, allow_busy=plan.allow_busy))
 
 

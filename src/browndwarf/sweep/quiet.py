@@ -66,9 +66,8 @@ class MachineQuiet:
                 raise MachineBusy(
                     f"the machine is busy: others use {share:.0%} of its processors",
                     why=f"waited {format_duration(waited)} for quiet. {await _busiest()}",
-                    fix="stop the other work and go on with --resume, or wait longer with "
-                    "--patience 10m; --allow-busy measures all the same, and marks what was "
-                    "disturbed",
+                    fix="stop the other work, or wait longer with --patience 10m; --allow-busy "
+                    "measures all the same, and marks what was disturbed",
                 )
             self._on_wait(share)
 

@@ -78,7 +78,7 @@ def marks() -> Iterator[tuple[WatchRecord, tuple[str, ...]]]:
     yield record(throttled=True, shared_gpu=True), ("throttled", "shared-gpu")
 
 
-@pytest.mark.parametrize(("seen", "expected"), marks())
+@pytest.mark.parametrize(("seen", "expected"), list(marks()))
 def test_what_was_seen_becomes_marks(seen: WatchRecord, expected: tuple[str, ...]) -> None:
     assert quiet._observation(seen).marks == expected
 

@@ -41,6 +41,30 @@ def test_a_conversation_goes_on_in_another_process_without_reading_again(
     assert made.stats.reused_tokens == wanted.stats.reused_tokens > 60
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_cut_answer_goes_on_as_if_it_had_not_been_cut(
+    loaded: Loaded, tmp_path: Path, temperature: float
+) -> None:
+    sampling = Sampling(temperature=temperature, seed=5, repeat_penalty=1.05)
+    llm = loaded(sessions=tmp_path)
+    whole = llm.conversation().say(STORY, sampling=sampling, max_tokens=50).run()
+    talk = llm.conversation("anna")
+    talk.say(STORY, sampling=sampling, max_tokens=20).run()
+    talk.save()
+    llm.close()
+    other = loaded(sessions=tmp_path)
+    again = other.conversation("anna")
+    rest = again.extend(max_tokens=30).run()
+    assert rest.tokens == whole.tokens[20:]
+    assert again.messages[-1]["content"] == whole.text
+    if whole.reason == "length":
+        again.extend(max_tokens=500).run()
+    with pytest.raises(UsageError):
+        again.extend()
+    with pytest.raises(UsageError):
+        other.conversation().extend()
+
+
 @pytest.mark.parametrize("kind", ["assistant", "nextn"])
 def test_a_restored_state_is_the_saved_one(loaded: Loaded, hybrid: Path, kind: str) -> None:
     nextn = kind == "nextn"

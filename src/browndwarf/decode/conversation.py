@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from browndwarf.decode.result import Answer
-from browndwarf.decode.sampling import Sampling
+from browndwarf.decode.sampling import Sampler, Sampling
 from browndwarf.decode.session import Saved, SessionStore, Snapshot
 from browndwarf.errors import RunChanged, RunFormatError, UsageError
 
@@ -47,7 +47,8 @@ class Conversation:
         self.last: Answer | None = None
         self._llm = llm
         self._rest: Snapshot | None = None
-        self._sampling: Sampling | None = None
+        self._cut: dict[str, Any] | None = None
+        self._produced = 0
         self._stream: Stream | None = None
         if name is not None and llm.store is None:
             raise UsageError(
@@ -75,17 +76,63 @@ class Conversation:
     def go_on(self, **settings: Any) -> Stream:
         """Stream an answer to the messages as they are, such as after tool results."""
         prompt = self._llm.template.render(self.messages, tools=self.tools, thinking=self.thinking)
-        self._sampling = settings.get("sampling")
         stream = self._llm.stream_text(prompt, owner=self, **settings)
+        self._watch(stream, 0)
+        return stream
+
+    def _watch(self, stream: Stream, produced: int) -> None:
+        """Make the answer a message when it ends."""
         finish = stream._on_end
 
         def ended(done: Stream) -> None:
             finish(done)
             self.last = done.answer
+            self._produced = produced + len(done.answer.tokens)
+            self._cut = None
             self.messages.append(done.answer.as_message())
 
         stream._on_end = ended
         self._stream = stream
+
+    def _sampler_state(self, sampler: Sampler | None) -> dict[str, Any]:
+        if sampler is None:
+            return {}
+        settings = asdict(sampler.settings) | {"bias": list(sampler.settings.bias)}
+        return {
+            "settings": settings,
+            "seed": sampler.seed,
+            "draws": sampler.draws,
+            "produced": self._produced,
+        }
+
+    def extend(self, *, max_tokens: int | None = None, stop: Sequence[str] = ()) -> Stream:
+        """Go on with the last answer where it was cut off, with its sampler as it was: the tokens
+        are those that the uncut answer would have had. Its message grows.
+
+        Raises:
+            UsageError: there is no such answer, or it had ended by itself.
+        """
+        llm = self._llm
+        slot = llm.slot_of(self)
+        state = self._sampler_state(slot.sampler) if slot is not None else {}
+        if slot is None or not slot.tokens or not self._produced:
+            raise UsageError("there is no answer to go on with", fix="say something first")
+        if llm.pair.vocab.is_end(slot.tokens[-1]):
+            raise UsageError("the last answer had ended by itself", fix="say something")
+        state = self._cut or state
+        tokens = list(slot.tokens)
+        before = tokens[len(tokens) - self._produced :]
+        settings = Sampling(**{**state["settings"], "seed": state["seed"]})
+        stream = llm.stream_text(
+            tokens,
+            sampling=settings,
+            max_tokens=max_tokens,
+            stop=stop,
+            owner=self,
+            recall=(state["draws"], before),
+        )
+        del self.messages[-1:]
+        self._watch(stream, len(before))
         return stream
 
     def save(self) -> Saved:
@@ -112,13 +159,7 @@ class Conversation:
         else:
             snapshot.unchanged = 0
         snapshot.messages = list(self.messages)
-        if slot.sampler is not None:
-            settings = asdict(slot.sampler.settings)
-            snapshot.sampler = {
-                "settings": settings,
-                "seed": slot.sampler.seed,
-                "draws": slot.sampler.draws,
-            }
+        snapshot.sampler = self._cut or self._sampler_state(slot.sampler)
         saved = self._store.save(self.name, snapshot, llm.fingerprint)
         if not saved.replay:
             slot.unchanged = slot.kept
@@ -150,6 +191,8 @@ class Conversation:
         snapshot.states = {}
         self._rest = snapshot
         self.messages = list(snapshot.messages)
+        self._cut = snapshot.sampler or None
+        self._produced = int(snapshot.sampler.get("produced", 0))
         return True
 
     @property

@@ -131,14 +131,22 @@ class LLM:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         owner: Conversation | None = None,
+        recall: tuple[int, list[int]] | None = None,
     ) -> Stream:
-        """As ``stream``, after a prompt as text or tokens. Written control tokens are read."""
+        """As ``stream``, after a prompt as text or tokens. Written control tokens are read.
+        ``recall`` goes on with an answer: the draws that its sampler has made, and its tokens,
+        with which the prompt ends."""
         tokens = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         tokens = self._fitted(tokens)
         opened = self._opened_thought(prompt) if isinstance(prompt, str) else False
         with self.lock:
             slot = self._lease(tokens, owner)
             self._set_sampler(slot, sampling or Sampling(), tokens)
+            if recall is not None and slot.sampler is not None:
+                slot.sampler.detach()
+                slot.sampler.recall(tokens, recall[0], len(recall[1]))
+                if self.pair.device_sampling:
+                    slot.sampler.attach(slot.seq)
             stream = Stream(
                 self,
                 slot,
@@ -147,6 +155,7 @@ class LLM:
                 stop=stop,
                 markup=self.markup,
                 thinking=opened,
+                before=recall[1] if recall is not None else [],
                 on_end=self._release,
             )
             self._running[slot.seq] = weakref.ref(stream)

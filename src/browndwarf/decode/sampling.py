@@ -145,12 +145,11 @@ class Sampler:
         return True
 
     def recall(self, tokens: list[int], draws: int, produced: int) -> None:
-        """Take the state of a sampler that has made ``draws`` choices after ``tokens``, the last
-        ``produced`` of which are of the answer that goes on."""
+        """Take the state of a sampler that has made ``draws`` choices; of ``tokens``, which it
+        has learned, the last ``produced`` are of the answer that goes on."""
         self.draws = draws
         if not self.settings.greedy:
             self.chain.draw(draws)
-        self.learn(tokens)
         if self._grammar is not None:
             for token in tokens[len(tokens) - produced :]:
                 self._grammar.accept(token)

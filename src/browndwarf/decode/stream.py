@@ -44,6 +44,7 @@ class Stream:
         stop: Sequence[str],
         markup: Markup,
         thinking: bool,
+        before: Sequence[int] = (),
         on_end: Callable[[Stream], None],
     ) -> None:
         self._llm = llm
@@ -62,6 +63,13 @@ class Stream:
         self._prefill_s = 0.0
         self._tokens: list[int] = []
         self._answer: Answer | None = None
+        if before:
+            # The parser must be where the answer was cut; what it shows was shown before.
+            self._parser.feed(self._text(before))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        vocab = self._llm.pair.vocab
+        return self._decoder.decode(b"".join(vocab.piece(t) for t in tokens if not vocab.is_end(t)))
 
     # -- use ---------------------------------------------------------------------------------
 
@@ -156,13 +164,11 @@ class Stream:
 
     def take(self) -> None:
         """Turn the last step's tokens into chunks; after the step, outside of its time."""
-        slot, vocab = self.slot, self._llm.pair.vocab
+        slot = self.slot
         fresh = list(slot.fresh)
         slot.fresh.clear()
         self._tokens += fresh
-        raw = b"".join(vocab.piece(t) for t in fresh if not vocab.is_end(t))
-        text = self._decoder.decode(raw)
-        stopped = self._show(text)
+        stopped = self._show(self._text(fresh))
         if stopped:
             self._finish("stop")
         elif slot.ended:

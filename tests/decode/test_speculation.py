@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from browndwarf.decode.drafter import ChainedDrafter
 from browndwarf.decode.llm import LLM
 from browndwarf.decode.sampling import Sampling
 from browndwarf.decode.slot import Slot
@@ -187,6 +188,39 @@ def test_recurrent_targets_undo_rejected_drafts(
     made = generate(fast, prompts, 60)
     assert sum(fast._slots[0].tally.accepted) > 10
     assert_same(plain, prompts, wanted, made)
+
+
+def test_the_driver_of_chained_heads_drafts_as_the_single_one_does(
+    loaded: Loaded, hybrid: Path
+) -> None:
+    """With one layer the two must agree; no small model has several layers that llama.cpp runs."""
+    llm = loaded(hybrid, None, n_max=1)
+    prompts = [llm.tokenize("hello there my friend, tell me about the sea")]
+    guesses: list[list[int]] = []
+    for chained in (False, True):
+        if chained:
+            llm.pair.kind = "chained"
+            assert llm.pair.head is not None
+            llm.speculator._drafter = ChainedDrafter(llm.pair, llm.pair.head)
+        llm.keeper.clear(llm._slots[0])
+        drafter, made = llm.speculator._drafter, []
+        assert drafter is not None
+        real = drafter.draft
+
+        def note(
+            slots: list[Slot],
+            n: int,
+            real: Callable[[list[Slot], int], None] = real,
+            made: list[int] = made,
+        ) -> None:
+            real(slots, n)
+            made += slots[0].draft
+
+        drafter.draft = note  # type: ignore[method-assign]
+        guesses.append(made)
+        guesses.append(generate(llm, prompts, 40)[0])
+    assert guesses[1] == guesses[3]
+    assert sum(a == b for a, b in zip(guesses[0], guesses[2], strict=True)) > 30
 
 
 def test_conversations_that_move_together_do_not_mix(loaded: Loaded) -> None:

@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MOST_STEPS = 200_000
-MOST_SIZE = 100_000
+#: Of a text or a collection; one operation can multiply two of them.
+MOST_SIZE = 10_000
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,

@@ -14,6 +14,7 @@ from browndwarf.decode.llm import LLM
 from browndwarf.decode.sampling import Sampling
 from browndwarf.decode.slot import Slot
 from browndwarf.models import demo
+from decode.chained_model import write_chained
 
 pytestmark = pytest.mark.engine
 
@@ -193,7 +194,7 @@ def test_recurrent_targets_undo_rejected_drafts(
 def test_the_driver_of_chained_heads_drafts_as_the_single_one_does(
     loaded: Loaded, hybrid: Path
 ) -> None:
-    """With one layer the two must agree; no small model has several layers that llama.cpp runs."""
+    """With one layer the two must agree."""
     llm = loaded(hybrid, None, n_max=1)
     prompts = [llm.tokenize("hello there my friend, tell me about the sea")]
     guesses: list[list[int]] = []
@@ -221,6 +222,24 @@ def test_the_driver_of_chained_heads_drafts_as_the_single_one_does(
         guesses.append(generate(llm, prompts, 40)[0])
     assert guesses[1] == guesses[3]
     assert sum(a == b for a, b in zip(guesses[0], guesses[2], strict=True)) > 30
+
+
+@pytest.mark.parametrize("n_max", [1, 2, 3, 4])
+def test_chained_heads_change_nothing(loaded: Loaded, tmp_path: Path, n_max: int) -> None:
+    model = write_chained(tmp_path / "chained.gguf", heads=3)
+    plain = loaded(model, "none", backend_sampling=False)
+    prompts = [plain.tokenize("hello there my friend, tell me about the sea")]
+    wanted = generate(plain, prompts, 60)
+    fast = loaded(model, None, n_max=n_max)
+    assert fast.pair.kind == "chained"
+    assert fast.pair.n_max == min(n_max, 3)
+    assert_same(plain, prompts, wanted, generate(fast, prompts, 60))
+    inner = fast.speculator._drafter
+    fast.speculator._drafter = Oracle(inner, len(prompts[0]), wanted[0])  # type: ignore[assignment]
+    fast.keeper.clear(fast._slots[0])
+    made = generate(fast, prompts, 60)
+    assert sum(fast._slots[0].tally.accepted) > 10
+    assert_same(plain, prompts, wanted, made)
 
 
 def test_conversations_that_move_together_do_not_mix(loaded: Loaded) -> None:

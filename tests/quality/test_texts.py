@@ -16,6 +16,7 @@ from browndwarf.models import demo
 from browndwarf.quality import divergence
 from browndwarf.quality.divergence import KldRecord, base_bytes, compare_kld, wrong_base
 from browndwarf.quality.perplexity import (
+    Listener,
     PplRecord,
     Run,
     chunk_losses,
@@ -162,3 +163,11 @@ def test_a_text_shorter_than_two_chunks_is_told_with_numbers(
     with pytest.raises(UsageError, match="too short") as caught:
         measure_ppl(fake_build(), demo.TARGET, text, Run(ctx=512))
     assert "it has 5 tokens; two chunks need 1024" in caught.value.why
+
+
+def test_the_tools_estimate_is_passed_on() -> None:
+    heard: list[str] = []
+    listener = Listener(heard.append)
+    for line in ("perplexity: 1.70 seconds per pass - ETA ", "0.10 minutes", "[1]7.3891,"):
+        listener(line)
+    assert heard == ["about 0.10 minutes left"]

@@ -29,7 +29,8 @@ from browndwarf.models.gguf import fingerprint
 from browndwarf.records import Record
 
 _RUNNING = re.compile(r"\[(\d+)\](-?[\d.]+|nan|inf),")
-_ETA = re.compile(r"ETA\b.*?(\d+\.\d+) (minutes)")
+# The tool writes "... - ETA" to one stream and the figure to the other.
+_ETA = re.compile(r"(\d+\.\d+) (minutes)\b")
 #: Standard errors beyond which two means differ (95%).
 Z = 1.96
 

@@ -11,8 +11,9 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,7 +24,7 @@ from browndwarf.quality.arms import LlamaArms
 from browndwarf.quality.lossless import LosslessRecord, Settings, check_lossless
 from browndwarf.records import Record
 
-LosslessGate = Callable[[ServerOptions], Awaitable[LosslessRecord]]
+LosslessGate = Callable[[ServerOptions], Coroutine[Any, Any, LosslessRecord]]
 
 
 class GateReport(Record, frozen=True, kw_only=True):

@@ -86,6 +86,24 @@ def test_a_restored_state_is_the_saved_one(loaded: Loaded, hybrid: Path, kind: s
         assert made.stats.accepted == wanted.stats.accepted
 
 
+def test_conversations_that_share_a_sequence_save_their_own_states(
+    loaded: Loaded, tmp_path: Path
+) -> None:
+    llm = loaded(sessions=tmp_path)
+    texts = ("Hello", "Tell me about the sea and the wind.", "What is the capital of Thailand?")
+    talks = [llm.conversation(name, system="Be brief.") for name in ("anna", "ben")]
+    for i in range(8):
+        talk = talks[i % 3 % 2]
+        talk.say(texts[i % 3], max_tokens=8 + 40 * (i % 2)).run()
+        talk.save()
+        assert llm.store is not None
+        loaded_again = llm.store.load(talk.name or "", llm.fingerprint)
+        assert loaded_again.messages == talk.messages
+        slot = llm.slot_of(talk)
+        assert slot is not None
+        assert loaded_again.tokens == slot.tokens
+
+
 def test_other_settings_are_refused_and_read_again_on_request(
     loaded: Loaded, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ class CacheKeeper:
             self.own_head.remove(slot.seq, -1)
         slot.tokens.clear()
         slot.kept, slot.n_rows, slot.unchanged = 0, 1, 0
+        slot.saved_as = None
         slot.rows[:] = 0
         slot.checkpoints.clear()
 

@@ -154,7 +154,7 @@ class Conversation:
             raise UsageError("an answer is running", fix="read or close the stream first")
         with llm.lock:
             snapshot = llm.keeper.capture(slot)
-        if self._rest is not None:
+        if self._rest is not None and slot.saved_as is self._rest:
             snapshot.layouts = self._rest.layouts
         else:
             snapshot.unchanged = 0
@@ -164,7 +164,7 @@ class Conversation:
         if not saved.replay:
             slot.unchanged = slot.kept
         snapshot.states = {}
-        self._rest = snapshot
+        self._rest = slot.saved_as = snapshot
         return saved
 
     def resume(self, *, reread: bool = False) -> bool:
@@ -182,6 +182,7 @@ class Conversation:
             with llm.lock:
                 slot = llm.lease_for(self)
                 llm.keeper.restore(slot, snapshot)
+                slot.saved_as = snapshot
         except (RunChanged, RunFormatError):
             if not reread:
                 raise

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from browndwarf.decode.answer import Chunk, markup_of
-from browndwarf.decode.cache import CacheKeeper
+from browndwarf.decode.cache import CacheKeeper, common_prefix
 from browndwarf.decode.chat import ChatTemplate, Message
 from browndwarf.decode.conversation import Conversation
 from browndwarf.decode.options import RuntimeOptions
@@ -318,13 +318,7 @@ class LLM:
         return stream is not None and not stream.done
 
     def _shared(self, seq: int, tokens: list[int]) -> int:
-        held = self._slots[seq].tokens
-        shared = 0
-        for one, other in zip(held, tokens, strict=False):
-            if one != other:
-                break
-            shared += 1
-        return shared
+        return common_prefix(self._slots[seq].tokens, tokens)
 
     def _release(self, stream: Stream) -> None:
         with self.lock:

@@ -5,6 +5,9 @@ runs there is exactly one more, chosen and not yet decoded. ``rows`` holds the h
 last ``n_rows`` positions before the tokens that a head has not seen: row i belongs to the token at
 ``kept + 1 - n_rows + i`` and was computed one position earlier.
 
+``unchanged`` counts the positions that are as they were when the slot was last saved; ``saved_as``
+tells by whom, since two conversations may share a beginning whose numbers differ by rounding.
+
 Boundary: plain data; ``prefill`` and ``speculate`` change it together with the caches.
 """
 
@@ -73,6 +76,7 @@ class Slot:
     n_rows: int = 1
     budget: int = 0
     unchanged: int = 0
+    saved_as: object = None
     draft: list[int] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
     ended: bool = False

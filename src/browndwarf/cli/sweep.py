@@ -87,6 +87,10 @@ def sweep(
         typer.Option(help="Measure although others use the machine; disturbed cells are marked."),
     ] = False,
     patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
+    gate: Annotated[
+        bool,
+        typer.Option("--gate", help="End with a recipe that passed its smoke and lossless checks."),
+    ] = False,
     try_anyway: Annotated[
         bool, typer.Option(help="Start what the memory budget says cannot fit.")
     ] = False,
@@ -161,6 +165,12 @@ def sweep(
     _show(done.directory, out)
     if done.verdict.winner is None:
         raise typer.Exit(1)
+    if gate:
+        made = sweeping.make_recipe(
+            sweeping.view_run(str(done.directory)), out, smoke=True, gate=True
+        )
+        sweeping.save_recipe(made, done.directory)
+        out.text("\n" + made.text("sh"))
 
 
 def recipe(
@@ -169,6 +179,9 @@ def recipe(
     smoke: Annotated[
         bool, typer.Option(help="Try the command before printing it (--no-smoke skips).")
     ] = True,
+    gate: Annotated[
+        bool, typer.Option("--gate", help="Also compare its answers with plain decoding.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the winning llama-server command, after trying it out."""
@@ -182,9 +195,7 @@ def recipe(
         raise UsageError(f"no recipe format {format!r}", fix="use sh, powershell or json")
     out = Output(json=json or format == "json")
     view = sweeping.view_run(run)
-    made = sweeping.make_recipe(view, out, smoke=smoke)
-    if made.smoke is not None:
-        made.smoke.require()
+    made = sweeping.make_recipe(view, out, smoke=smoke, gate=gate)
     for path in sweeping.save_recipe(made, view.directory):
         out.note(f"saved {path}")
     out.text(made.text("powershell" if format == "powershell" else "sh"))
@@ -219,8 +230,6 @@ def demo(
     _show(done.directory, out)
     view = read_run(done.directory)
     made = sweeping.make_recipe(view, out, smoke=True)
-    if made.smoke is not None:
-        made.smoke.require()
     sweeping.save_recipe(made, done.directory)
     out.text("\nThe recipe (paste it into a shell):\n\n" + made.text("sh"))
     out.text(

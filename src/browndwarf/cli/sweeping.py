@@ -196,11 +196,13 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(main())
 
 
-def make_recipe(view: RunView, out: Output, *, smoke: bool) -> Recipe:
+def make_recipe(view: RunView, out: Output, *, smoke: bool, gate: bool = False) -> Recipe:
     """The winner's command, tried out first unless ``smoke`` is False.
 
+    ``gate`` also compares its greedy answers with plain decoding.
+
     Raises:
-        CheckFailed: there is no winner.
+        CheckFailed: there is no winner, or a check failed.
     """
     plan = saved_plan(view.plan, view.directory)
     build = find_engine(plan)
@@ -214,6 +216,10 @@ def make_recipe(view: RunView, out: Output, *, smoke: bool) -> Recipe:
     if smoke:
         out.note("trying the command: a short prompt, a long one, the short one again")
         tried = run_async(_try(engine, standing, view.directory))
+        tried.require()
+    lossless = None
+    if gate and standing.configuration.speculative:
+        lossless = _lossless(build, plan, options, view.directory, out)
     machine = view.meta.get("machine", {})
     devices = ", ".join(d["name"] for d in machine.get("devices", ())) or machine.get("cpu", "?")
     commands = {
@@ -230,7 +236,31 @@ def make_recipe(view: RunView, out: Output, *, smoke: bool) -> Recipe:
         run=str(view.directory),
         synthetic=plan.synth_rates is not None,
         smoke=tried,
+        lossless=lossless,
     )
+
+
+def _lossless(
+    build: Build, plan: SweepPlan, options: ServerOptions, directory: Path, out: Output
+) -> str:
+    """Greedy answers with and without speculation on the run's own prompts.
+
+    Raises:
+        CheckFailed: they differ by more than a near tie.
+    """
+    from browndwarf.quality.gate import llama_gate
+    from browndwarf.quality.lossless import LosslessRecord
+
+    prompts = [prompt for w in plan.workloads for prompt in w.prompts]
+    out.note(f"checking losslessness on {len(prompts)} prompts")
+    check = llama_gate(build, prompts, directory / "logs" / "lossless.log")
+
+    async def checked() -> LosslessRecord:
+        return await check(options)
+
+    record = run_async(checked())
+    record.require()
+    return f"{record.verdict} against plain decoding ({record.identical} of {record.prompts} equal)"
 
 
 async def _try(engine: LocalEngine, standing: Standing, directory: Path) -> Smoke:

@@ -35,9 +35,10 @@ class Recipe(Record, frozen=True, kw_only=True):
     engine: str
     machine: str
     run: str
-    created: str
+    measured: str
     synthetic: bool
     smoke: Smoke | None
+    lossless: str | None = None
     warnings: tuple[str, ...] = ()
 
     @property
@@ -60,7 +61,7 @@ class Recipe(Record, frozen=True, kw_only=True):
             if self.verdict != "baseline" and len(self.by_workload) > 1
         ]
         lines += [
-            f"measured {self.created} on {self.machine}",
+            f"measured {self.measured} on {self.machine}",
             f"engine: llama.cpp {self.engine}; run: {self.run}",
             f"checked: {self._checked()}",
         ]
@@ -69,17 +70,25 @@ class Recipe(Record, frozen=True, kw_only=True):
         return lines + [f"warning: {text}" for text in self.warnings]
 
     def _checked(self) -> str:
+        done, missing = [], ["quality"]
         if self.smoke is None:
-            return "nothing (the smoke test was skipped); not checked: quality, losslessness"
+            missing.insert(0, "the command itself (smoke test skipped)")
+        else:
+            done.append(self._smoked(self.smoke))
+        if self.lossless is not None:
+            done.append(self.lossless)
+        elif self.verdict != "baseline":
+            missing.append("losslessness (--gate)")
+        return f"{', '.join(done) or 'nothing'}; not checked: {', '.join(missing)}"
+
+    def _smoked(self, smoke: Smoke) -> str:
         drafts = ""
-        if self.smoke.drafted:
-            drafts = f", {self.smoke.accepted} of {self.smoke.drafted} draft tokens accepted"
-        same = (
-            "same answer before and after" if self.smoke.same_answer else "answers agree at first"
-        )
+        if smoke.drafted:
+            drafts = f", {smoke.accepted} of {smoke.drafted} draft tokens accepted"
+        same = "same answer before and after" if smoke.same_answer else "answers agree at first"
         return (
-            f"this very command served a short, a long ({self.smoke.long_prompt_tokens} tokens) "
-            f"and a short prompt{drafts}, {same}; not checked: quality, losslessness"
+            f"this very command served a short, a long ({smoke.long_prompt_tokens} tokens) "
+            f"and a short prompt{drafts}, {same}"
         )
 
     def text(self, shell: Literal["sh", "powershell"]) -> str:
@@ -102,6 +111,10 @@ def choose(verdict: Verdict, *, run: str) -> Standing:
     return verdict.winner
 
 
+def _date(unix: float) -> str:
+    return datetime.fromtimestamp(unix, UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def compose(
     standing: Standing,
     verdict: Verdict,
@@ -113,6 +126,7 @@ def compose(
     run: str,
     synthetic: bool,
     smoke: Smoke | None,
+    lossless: str | None = None,
 ) -> Recipe:
     """The recipe of a standing; warnings come from the run's drift and marks."""
     warnings = [
@@ -136,8 +150,9 @@ def compose(
         engine=engine,
         machine=machine,
         run=run,
-        created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        measured=_date(max(cell.started_unix for cell in standing.cells)),
         synthetic=synthetic,
         smoke=smoke,
+        lossless=lossless,
         warnings=tuple(warnings),
     )

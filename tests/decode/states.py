@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from browndwarf.decode.session import Snapshot
 from browndwarf.decode.session_file import Disk
+from browndwarf.decode.session_records import Snapshot
 from browndwarf.decode.state_layout import Bytes
 
 FINGERPRINT = {"model": "sha256:m", "head": "sha256:h", "context": "4096 tokens x 1", "engine": "1"}

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from browndwarf.decode.session import SessionStore, Snapshot
+from browndwarf.decode.session import SessionStore
 from browndwarf.decode.session_file import SessionFile
+from browndwarf.decode.session_records import Snapshot
 from browndwarf.decode.state_delta import assemble, describe
 from browndwarf.decode.state_layout import parse, runs
 from browndwarf.errors import (

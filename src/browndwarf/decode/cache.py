@@ -17,7 +17,7 @@ import numpy as np
 
 from browndwarf.decode.options import RuntimeOptions
 from browndwarf.decode.pair import Pair
-from browndwarf.decode.session import Snapshot
+from browndwarf.decode.session_records import Snapshot
 from browndwarf.decode.slot import Checkpoint, Slot
 from browndwarf.engine.native_batch import Batch
 from browndwarf.engine.native_context import PARTIAL

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from browndwarf.decode.result import Answer
 from browndwarf.decode.sampling import Sampler, Sampling
-from browndwarf.decode.session import Saved, SessionStore, Snapshot
+from browndwarf.decode.session import SessionStore
+from browndwarf.decode.session_records import Saved, Snapshot
 from browndwarf.errors import RunChanged, RunFormatError, UsageError
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,9 @@ import msgspec
 import numpy as np
 
 from browndwarf.decode.session_file import Contents, Disk, SessionFile, damaged
-from browndwarf.decode.state_delta import StateRecord, assemble, describe
-from browndwarf.decode.state_layout import Bytes, Layout, parse
+from browndwarf.decode.session_records import About, Note, Saved, SessionInfo, Snapshot
+from browndwarf.decode.state_delta import assemble, describe
+from browndwarf.decode.state_layout import Bytes, parse
 from browndwarf.errors import RunChanged, RunFormatError, StorageError, UsageError
 from browndwarf.files import storage_errors
 
@@ -43,72 +43,6 @@ _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _MAX_RECORDS = 24
 _REPLAY_TOKENS = 256
 _SMALL_SHARE = 0.05
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """A conversation at rest.
-
-    ``states`` maps ``target`` (and ``head``, where it keeps a cache) to llama.cpp's own form.
-    ``unchanged`` is the position before which nothing has changed since this conversation was
-    last saved or loaded; ``layouts`` are those of the states that were saved then.
-    """
-
-    tokens: list[int]
-    kept: int
-    rows: np.ndarray[Any, np.dtype[np.float32]]
-    states: dict[str, Bytes]
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    sampler: dict[str, Any] = field(default_factory=dict)
-    unchanged: int = 0
-    layouts: dict[str, Layout] = field(default_factory=dict)
-
-
-class _Note(msgspec.Struct, frozen=True):
-    """A record's small things. Tokens and messages continue the last record's from an index."""
-
-    kept: int
-    rows: tuple[int, int]
-    tokens_from: int
-    messages_from: int
-    messages: list[dict[str, Any]]
-    sampler: dict[str, Any]
-    states: dict[str, StateRecord]
-
-
-class _About(msgspec.Struct, frozen=True):
-    """What the manifest says of a session."""
-
-    fingerprint: dict[str, str]
-    tokens: int
-    messages: int
-    saved_unix: float
-    full_bytes: int
-    title: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """One line of a listing. ``problem`` is set where a session cannot be resumed."""
-
-    name: str
-    tokens: int = 0
-    messages: int = 0
-    bytes: int = 0
-    saved_unix: float = 0.0
-    title: str = ""
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What a save wrote: ``bytes`` now, of a state of ``state_bytes``. ``replay`` tokens are to
-    be decoded again on resume."""
-
-    bytes: int
-    state_bytes: int
-    appended: bool
-    replay: int = 0
 
 
 class SessionStore:
@@ -175,7 +109,7 @@ class SessionStore:
         tokens = np.asarray(snapshot.tokens, np.int32)
         tokens_from = min(snapshot.unchanged, before[0].tokens) if before is not None else 0
         messages_from = _same(before[2], snapshot.messages) if before is not None else 0
-        note = _Note(
+        note = Note(
             kept=kept,
             rows=(snapshot.rows.shape[0], snapshot.rows.shape[1]),
             tokens_from=tokens_from,
@@ -184,7 +118,7 @@ class SessionStore:
             sampler=snapshot.sampler,
             states=states,
         )
-        about = _About(
+        about = About(
             fingerprint=dict(fingerprint),
             tokens=len(tokens),
             messages=len(snapshot.messages),
@@ -206,7 +140,7 @@ class SessionStore:
 
     def _appendable(
         self, file: SessionFile, snapshot: Snapshot, fingerprint: Mapping[str, str]
-    ) -> tuple[_About, _Note, list[dict[str, Any]]] | None:
+    ) -> tuple[About, Note, list[dict[str, Any]]] | None:
         """The last saved state's small things, where this save may continue it."""
         if not snapshot.layouts or snapshot.unchanged <= 0:
             return None
@@ -285,7 +219,7 @@ class SessionStore:
         file = SessionFile(folder, self._disk)
         try:
             manifest = file.manifest()
-            about = msgspec.json.decode(manifest.about, type=_About)
+            about = msgspec.json.decode(manifest.about, type=About)
         except (RunFormatError, msgspec.DecodeError) as exc:
             why = exc.why if isinstance(exc, RunFormatError) else str(exc)
             return SessionInfo(folder.name, bytes=size, problem=why)
@@ -317,21 +251,21 @@ class SessionStore:
         return SessionFile(self.folder / name, self._disk, compress=self._compress)
 
 
-def _about(folder: Path, contents: Contents) -> _About:
+def _about(folder: Path, contents: Contents) -> About:
     try:
-        return msgspec.json.decode(contents.manifest.about, type=_About)
+        return msgspec.json.decode(contents.manifest.about, type=About)
     except msgspec.DecodeError as exc:
         raise damaged(folder, f"its description is of another form: {exc}") from exc
 
 
-def _notes(folder: Path, contents: Contents) -> list[_Note]:
+def _notes(folder: Path, contents: Contents) -> list[Note]:
     try:
-        return [msgspec.json.decode(bytes(s), type=_Note) for s in contents.sections("note")]
+        return [msgspec.json.decode(bytes(s), type=Note) for s in contents.sections("note")]
     except msgspec.DecodeError as exc:
         raise damaged(folder, f"a record's notes are of another form: {exc}") from exc
 
 
-def _messages(notes: list[_Note]) -> list[dict[str, Any]]:
+def _messages(notes: list[Note]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for note in notes:
         del messages[note.messages_from :]
@@ -339,7 +273,7 @@ def _messages(notes: list[_Note]) -> list[dict[str, Any]]:
     return messages
 
 
-def _replay(contents: Contents, notes: list[_Note], states: bool) -> Snapshot:
+def _replay(contents: Contents, notes: list[Note], states: bool) -> Snapshot:
     """Put records together, in order."""
     tokens: list[int] = []
     for note, part in zip(notes, contents.sections("tokens"), strict=True):

@@ -114,7 +114,7 @@ def test_a_server_that_accepts_drafts_at_random_is_caught(
     engine_build: Build, capsys: pytest.CaptureFixture[str], cache: None, temperature: str
 ) -> None:
     """llama-server's synthetic acceptance is a broken verifier made to order."""
-    words = ["eval", "lossless", "demo", "--count", "2", "--tokens", "48", "--seeds", "2"]
+    words = ["eval", "lossless", "demo", "--count", "4", "--tokens", "48", "--seeds", "4"]
     words += ["--temperature", temperature, "--option", "synth_rates=0.9:0.8:0.7"]
     code, document = run_json(capsys, *words, *engine(engine_build))
     assert code == 1

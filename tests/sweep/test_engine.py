@@ -33,7 +33,15 @@ def sweep(run: Path, build: Build, *more: str) -> tuple[CellRecord, ...]:
         [
             *["sweep", "demo", "--target-types", "Q4_0", "--head-types", "Q6_K", "--n-max", "3"],
             *["--workload", "prose,code", "--prompts", "2", "--tokens", "48", "--ctx", "1024"],
-            *["--out", str(run), "--allow-busy", "--llama-dir", str(build.server.parent), *more],
+            *[
+                "--full",
+                "--out",
+                str(run),
+                "--allow-busy",
+                "--llama-dir",
+                str(build.server.parent),
+                *more,
+            ],
         ]
     )
     assert code == 0

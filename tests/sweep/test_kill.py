@@ -34,7 +34,7 @@ def command(run: Path, build: Build) -> list[str]:
         "demo",
         *["--target-types", "Q8_0,Q4_0", "--head-types", "Q8_0,Q4_K", "--n-max", "1,2,3,4"],
         *["--workload", "prose,code", "--prompts", "1", "--tokens", "24", "--ctx", "512"],
-        *["--out", str(run), "--allow-busy", "--llama-dir", str(build.server.parent)],
+        *["--full", "--out", str(run), "--allow-busy", "--llama-dir", str(build.server.parent)],
     ]
 
 

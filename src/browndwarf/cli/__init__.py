@@ -1,20 +1,27 @@
 """The command line: parse, compose the floors below, render. The only room that prints.
 
 Each module registers the commands of one group. Heavy imports happen inside the commands, so
-that ``browndwarf --help`` answers at once.
+that ``browndwarf --help`` answers at once, and inside ``main``, so that Ctrl-C finds it ready.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import typer
+from browndwarf.errors import BrowndwarfError, EnvironmentFault, Interrupted, UsageError
 
-from browndwarf.errors import BrowndwarfError, Interrupted
+if TYPE_CHECKING:
+    import typer
 
 
 def build_app() -> typer.Typer:
     """The whole command line as a typer application."""
+    import typer
+
     from browndwarf.cli import bench, chat, doctor, engine, evaluate, inspect, plan, sweep
 
     app = typer.Typer(
@@ -48,7 +55,12 @@ def build_app() -> typer.Typer:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point of ``browndwarf``. Ends the process with the documented exit codes."""
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    try:
+        code = run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        # A second Ctrl-C, while the first was answered.
+        code = Interrupted.exit_code
+    sys.exit(code)
 
 
 def mtpquant() -> None:
@@ -61,44 +73,81 @@ def run(argv: list[str]) -> int:
 
     0 fine, 1 the run found a problem, 2 usage, 3 environment, 130 interrupted.
     """
+    from browndwarf.cli import streams
+
+    streams.prepare()
+    try:
+        try:
+            return _invoke([word for word in argv if word != "--debug"])
+        finally:
+            streams.finish()
+    except (streams.ReaderGone, BrokenPipeError):
+        streams.drop()
+        return 0
+    except (Exception, KeyboardInterrupt) as exc:
+        return _show(exc, debug="--debug" in argv, json="--json" in argv)
+
+
+def _show(exc: BaseException, *, debug: bool, json: bool) -> int:
+    """Say what ended the command, as far as anybody listens; the exit code."""
+    from browndwarf.cli import streams
     from browndwarf.cli.render import show_error
 
-    debug = "--debug" in argv
-    json = "--json" in argv
-    argv = [word for word in argv if word != "--debug"]
+    error = _as_error(exc)
     try:
-        return _invoke(argv)
-    except BrowndwarfError as error:
         if debug:
-            raise
+            traceback.print_exception(exc)
         show_error(error, json=json)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        show_error(Interrupted("interrupted"), json=json)
-        return Interrupted.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): nothing left to say to anybody.
-        sys.stderr.close()
-        return 0
-    except Exception as exc:
-        if debug:
-            raise
-        fault = BrowndwarfError(
-            f"an unexpected fault: {type(exc).__name__}: {exc}",
-            why="this is a fault of browndwarf, not of your input",
-            fix="run the same command with --debug and report what it prints",
+    except (streams.ReaderGone, BrowndwarfError):
+        streams.drop()
+    return error.exit_code
+
+
+def _as_error(exc: BaseException) -> BrowndwarfError:
+    from browndwarf.files import storage_error
+
+    if isinstance(exc, BrowndwarfError):
+        return exc
+    if isinstance(exc, KeyboardInterrupt):
+        return Interrupted("interrupted")
+    if isinstance(exc, OSError) and exc.strerror:
+        if isinstance(exc.filename, str) or exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            return storage_error(exc, Path(str(exc.filename or "output")), "use a file or folder")
+        return EnvironmentFault(
+            f"the operating system refused: {exc.strerror}",
+            fix="run the same command with --debug to see what was asked of it",
         )
-        show_error(fault, json=json)
-        return fault.exit_code
+    return BrowndwarfError(
+        f"an unexpected fault: {type(exc).__name__}: {exc}",
+        why="this is a fault of browndwarf, not of your input",
+        fix="run the same command with --debug and report what it prints",
+    )
 
 
 def _invoke(argv: list[str]) -> int:
+    import typer
+
+    from browndwarf.cli.render import error_document
+
+    # typer's base class of usage errors has no public name; it moved between releases.
+    wrong: type[Any] = next(
+        base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+    )
     command = typer.main.get_command(build_app())
     try:
-        command(argv, prog_name="browndwarf")
-    except SystemExit as exc:
-        # typer ends every command so: with a code, or with a usage error it has shown itself.
-        return exc.code if isinstance(exc.code, int) else 0
+        with command.make_context("browndwarf", list(argv)) as context:
+            command.invoke(context)
+    except typer.Exit as done:
+        return done.exit_code
+    except wrong as exc:
+        exc.show()
+        if "--json" in argv:
+            error_document(
+                UsageError(
+                    exc.format_message(),
+                    why="the command line is not understood",
+                    fix="see the same command with --help",
+                )
+            )
+        return UsageError.exit_code
     return 0

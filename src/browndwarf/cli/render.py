@@ -11,11 +11,13 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from browndwarf.errors import BrowndwarfError
+from browndwarf.cli.streams import ReaderGone, sending
+from browndwarf.errors import BrowndwarfError, StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,18 +33,18 @@ class Output:
     @cached_property
     def console(self) -> Console:
         """Notes and progress: stderr."""
-        from rich.console import Console
+        from browndwarf.cli.consoles import CheckedConsole
 
-        return Console(stderr=True, highlight=False)
+        return CheckedConsole(stderr=True, highlight=False)
 
     @cached_property
     def result(self) -> Console:
         """Results for people: stdout. Silent under ``--json``."""
-        from rich.console import Console
+        from browndwarf.cli.consoles import CheckedConsole
 
         # A pipe has no width; 120 keeps tables whole instead of folding them at 80.
         width = None if sys.stdout.isatty() else 120
-        return Console(highlight=False, quiet=self.json, width=width)
+        return CheckedConsole(highlight=False, quiet=self.json, width=width)
 
     def note(self, text: str) -> None:
         """One line of progress or advice, on stderr."""
@@ -51,8 +53,7 @@ class Output:
     def text(self, text: str) -> None:
         """Text for a pipe, such as a command: no wrapping, no styling."""
         if not self.json:
-            sys.stdout.write(text if text.endswith("\n") else text + "\n")
-            sys.stdout.flush()
+            _send(text if text.endswith("\n") else text + "\n")
 
     def table(self, table: Table) -> None:
         """A table on stdout."""
@@ -69,25 +70,37 @@ def write_json(schema: str, payload: dict[str, Any]) -> None:
     import msgspec
 
     data = msgspec.json.encode({"schema": schema, **payload}, enc_hook=_encode_other)
-    sys.stdout.write(msgspec.json.format(data, indent=2).decode() + "\n")
-    sys.stdout.flush()
+    _send(msgspec.json.format(data, indent=2).decode() + "\n")
 
 
 def show_error(error: BrowndwarfError, *, json: bool) -> None:
     """An error as text on stderr, and as a document on stdout under ``--json``."""
-    from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
+    from browndwarf.cli.consoles import CheckedConsole
+
+    console = CheckedConsole(stderr=True, highlight=False)
     text = Text.assemble(("error: ", "bold red"), (error.what, "bold"))
     if error.why:
         text.append(f"\n  why:  {_indent(error.why)}")
     if error.fix:
         text.append(f"\n  next: {_indent(error.fix)}")
-    console.print(text, soft_wrap=True)
+    with contextlib.suppress(ReaderGone, StorageError):  # the document and the code say it too
+        console.print(text, soft_wrap=True)
     if json:
-        body = {"kind": error.kind, "what": error.what, "why": error.why, "fix": error.fix}
-        write_json("browndwarf/error/1", {"error": body, "exit_code": error.exit_code})
+        error_document(error)
+
+
+def error_document(error: BrowndwarfError) -> None:
+    """An error as the JSON document of a command that ends with it."""
+    body = {"kind": error.kind, "what": error.what, "why": error.why, "fix": error.fix}
+    write_json("browndwarf/error/1", {"error": body, "exit_code": error.exit_code})
+
+
+def _send(text: str) -> None:
+    with sending():
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def _indent(text: str) -> str:

@@ -44,6 +44,10 @@ class Interval:
         """Whether ``value`` lies outside the interval."""
         return value < self.low or value > self.high
 
+    def covering(self, values: Sequence[float]) -> Interval:
+        """The interval, widened where needed so that it holds all of ``values``."""
+        return Interval(self.mean, min(self.low, *values), max(self.high, *values))
+
 
 def summarize(values: Sequence[float]) -> Summary:
     """Mean and spread. Raises ValueError on an empty sequence."""

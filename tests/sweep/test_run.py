@@ -261,3 +261,51 @@ def test_repeats_that_differ_wildly_are_marked(tmp_path: Path) -> None:
 
     cells = sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
     assert all("unsteady" in c.marks and c.attempts == 3 for c in cells)
+
+
+def test_the_interval_holds_what_each_confirming_pass_saw(tmp_path: Path) -> None:
+    """A machine that changes between the passes makes the verdict less sure."""
+    starts = 0
+
+    def spoil(served: FakeServed) -> None:
+        nonlocal starts
+        starts += 1
+        if starts == 7 and not served.configuration.speculative:
+            served.ms_per_step *= 1.4  # the baseline of pass b, the last server
+
+    the_plan = msgspec.structs.replace(plan(n_max=(1,)), confirm=True)
+    verdict = analyse(sweep(tmp_path / "r", the_plan, FakeEngine(spoil=spoil)))
+    winner = verdict.winner
+    assert winner is not None
+    assert winner.confirmed
+    assert winner.speedup.low <= 2 / 1.1 + 1e-9
+    assert winner.speedup.high >= 1.4 * 2 / 1.1 - 1e-9
+    assert any(d.beyond_noise for d in verdict.drifts)
+
+
+def test_a_full_run_that_was_confirmed_is_not_confirmed_anew(tmp_path: Path) -> None:
+    """The confirming passes must not change who is confirmed."""
+    starts = 0
+
+    def spoil(served: FakeServed) -> None:
+        nonlocal starts
+        starts += 1
+        if starts > 6:  # everything looks different in the passes
+            served.ms_per_step = 3.0 - 0.4 * served.configuration.n_max
+
+    the_plan = msgspec.structs.replace(plan(n_max=(1, 2, 3, 4)), confirm=True)
+    sweep(tmp_path / "r", the_plan, FakeEngine(spoil=spoil))
+    engine = FakeEngine()
+    sweep(tmp_path / "r", the_plan, engine)
+    assert not engine.started
+
+
+def test_where_the_user_allows_a_busy_machine_the_best_disturbed_one_wins(tmp_path: Path) -> None:
+    for fast in (False, True):
+        the_plan = msgspec.structs.replace(plan(), confirm=True, allow_busy=True, fast=fast)
+        cells = sweep(tmp_path / str(fast), the_plan, FakeEngine(), FakeQuiet(disturbed=True))
+        winner = analyse(cells, allow_busy=True).winner
+        assert winner is not None
+        assert winner.confirmed
+        assert winner.configuration.n_max == 1
+        assert set(winner.by_workload) == {"prose", "code"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from browndwarf.errors import DiskFull, UsageError
+from browndwarf.errors import DiskFull, StorageError, UsageError
 from browndwarf.sweep.sources import Source, ensure_variant, parse_type, variant_path
 
 SOURCE = Source(path="/models/m.gguf", type="Q4_K_M", fingerprint="sha256:" + "ab" * 32)
@@ -55,3 +55,29 @@ def test_types_are_spelled_in_capitals_and_checked() -> None:
     assert parse_type("As-Is") == "as-is"
     with pytest.raises(UsageError, match="Q9_9"):
         parse_type("Q9_9")
+
+
+def test_a_damaged_variant_is_made_again(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def make(source: Path, dest: Path, name: str) -> None:
+        made.append(name)
+        dest.write_bytes(b"good")
+
+    path = ensure_variant(SOURCE, "Q2_K", "sha", make, cache=tmp_path)
+    path.write_bytes(b"cut")
+    ensure_variant(
+        SOURCE, "Q2_K", "sha", make, cache=tmp_path, intact=lambda p: p.read_bytes() == b"good"
+    )
+    assert made == ["Q2_K", "Q2_K"]
+    assert path.read_bytes() == b"good"
+
+
+def test_a_cache_that_cannot_be_written_says_where_to_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("BROWNDWARF_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="quantized files") as caught:
+        ensure_variant(SOURCE, "Q2_K", "sha", lambda *_: None)
+    assert "BROWNDWARF_CACHE" in caught.value.fix

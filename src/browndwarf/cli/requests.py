@@ -120,8 +120,8 @@ def plan(
         raise UsageError("two workloads have the same name", fix="rename one of the files")
     synth_rates = _rates(rates, max(the_axes.n_max)) if rates else None
     return SweepPlan(
-        model=str(resolve_model(model, "target")),
-        draft=str(resolve_model(draft, "head")) if draft else None,
+        model=str(resolve_model(model, "target").absolute()),
+        draft=str(resolve_model(draft, "head").absolute()) if draft else None,
         axes=the_axes,
         workloads=tuple(w.head(prompts) for w in loaded),
         settings=Settings(

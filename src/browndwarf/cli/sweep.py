@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,7 +83,8 @@ def sweep(
         Path | None, typer.Option("--out", help="Run directory. Default: runs/NAME-DATE.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with this run directory (--full measures its grid).")
+        str | None,
+        typer.Option(help="Go on with this run, or with `last` (--full measures its grid)."),
     ] = None,
     allow_busy: Annotated[
         bool,
@@ -107,14 +111,15 @@ def sweep(
     out = Output(json=json)
     patience_s = parse_duration(patience)
     if resume is not None:
-        if model is not None or out_dir is not None:
+        given = changed_options(sweep, locals())
+        if given:
             raise UsageError(
-                "--resume takes neither MODEL nor --out",
+                f"--resume does not go together with {', '.join(given)}",
                 why="the run directory knows its own model and settings",
-                fix=f"browndwarf sweep --resume {resume}",
+                fix=f"browndwarf sweep --resume {shlex.quote(resume)}",
             )
         done = sweeping.resume(
-            resume,
+            sweeping.run_directory(resume),
             out,
             patience_s=patience_s,
             allow_busy=allow_busy,
@@ -163,7 +168,7 @@ def sweep(
         directory = out_dir or sweeping.new_directory(Path(plan.model).stem)
         done = sweeping.start(plan, directory, out, patience_s=patience_s)
     _show(done.directory, out)
-    if done.verdict.winner is None:
+    if not done.answered:
         raise typer.Exit(1)
     if gate:
         made = sweeping.make_recipe(
@@ -171,6 +176,24 @@ def sweep(
         )
         sweeping.save_recipe(made, done.directory)
         out.text("\n" + made.text("sh"))
+
+
+#: What may be said beside --resume; everything else is the run's own.
+WITH_RESUME = frozenset({"resume", "allow_busy", "patience", "try_anyway", "fast", "gate", "json"})
+
+
+def changed_options(command: Callable[..., None], given: dict[str, object]) -> list[str]:
+    """Options of ``command`` that differ from their defaults and don't go with --resume."""
+    parameters = inspect.signature(command).parameters.values()
+    return [
+        "MODEL" if p.name == "model" else "--out" if p.name == "out_dir" else _flag(p.name)
+        for p in parameters
+        if p.name not in WITH_RESUME and given[p.name] != p.default
+    ]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def recipe(
@@ -189,15 +212,18 @@ def recipe(
 
     from browndwarf.cli import sweeping
     from browndwarf.cli.render import Output
-    from browndwarf.errors import UsageError
+    from browndwarf.errors import StorageError, UsageError
 
     if format not in ("sh", "powershell", "json"):
         raise UsageError(f"no recipe format {format!r}", fix="use sh, powershell or json")
     out = Output(json=json or format == "json")
     view = sweeping.view_run(run)
     made = sweeping.make_recipe(view, out, smoke=smoke, gate=gate)
-    for path in sweeping.save_recipe(made, view.directory):
-        out.note(f"saved {path}")
+    try:
+        for path in sweeping.save_recipe(made, view.directory):
+            out.note(f"saved {path}")
+    except StorageError as error:
+        out.note(f"not saved: {error.what} ({error.why})")
     out.text(made.text("powershell" if format == "powershell" else "sh"))
     out.document("recipe", 1, msgspec.to_builtins(made) | {"header": made.header})
 
@@ -249,11 +275,15 @@ def _show(directory: Path, out: Output) -> None:
     workloads = [w["name"] for w in view.plan["workloads"]]
     if view.plan.get("synth_rates"):
         out.text("SYNTHETIC acceptance: speeds are right for it, texts are not valid.")
-    out.table(tables.standings_table(verdict, workloads))
-    lines = tables.failures(view.cells) + tables.story(verdict)
+    out.table(tables.standings_table(verdict, workloads, width=out.result.width))
+    if any(s.confirmed for s in verdict.standings):
+        out.text(
+            "* measured side by side at the end; the other rows earlier. ± is half of max - min."
+        )
+    lines = tables.failures(view.cells) + tables.marks(view.cells) + tables.story(verdict)
     for line in lines + tables.predicted_line(verdict, view.cells):
         out.text(line)
     out.text(sweeping.closing_note(view))
     if verdict.winner is not None:
-        out.note(f"next: browndwarf recipe {directory}")
+        out.note(f"next: browndwarf recipe {shlex.quote(str(directory))}")
     out.document("sweep", 1, sweeping.payload(view, verdict))

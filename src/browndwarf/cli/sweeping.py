@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -54,6 +55,13 @@ class Done:
     directory: Path
     cells: tuple[CellRecord, ...]
     verdict: Verdict
+
+    @property
+    def answered(self) -> bool:
+        """Whether the question was answered: a winner, and MTP judged where it was asked for."""
+        asked = any(cell.head_type is not None for cell in self.cells)
+        judged = self.verdict.best(speculative=True) is not None
+        return self.verdict.winner is not None and (judged or not asked)
 
 
 def find_engine(plan: SweepPlan) -> Build:
@@ -148,14 +156,15 @@ def _measure(
             raise Interrupted(
                 "interrupted",
                 why=f"{len(store.cells())} finished cells are kept; no server is left running",
-                fix=f"browndwarf sweep --resume {store.directory}",
+                fix=f"browndwarf sweep --resume {shlex.quote(str(store.directory))}",
             ) from exc
         except (MachineBusy, StorageError) as error:
             kept = f"{len(store.cells())} finished cells are kept"
             raise type(error)(
                 error.what,
                 why=f"{error.why}\n{kept}",
-                fix=f"{error.fix}\nthen go on: browndwarf sweep --resume {store.directory}",
+                fix=f"{error.fix}\nthen go on: browndwarf sweep --resume "
+                f"{shlex.quote(str(store.directory))}",
             ) from error
     return Done(store.directory, cells, analyse(cells, allow_busy=plan.allow_busy))
 
@@ -278,7 +287,7 @@ def save_recipe(recipe: Recipe, directory: Path) -> list[Path]:
     from browndwarf.files import atomic_write
 
     files = {
-        "recipe.sh": "#!/bin/sh\n" + recipe.text("sh"),
+        "recipe.sh": "#!/bin/sh\n" + recipe.text("sh", command_prefix="exec "),
         "recipe.ps1": recipe.text("powershell"),
         "recipe.json": msgspec.json.format(msgspec.json.encode(recipe)).decode(),
     }
@@ -291,6 +300,11 @@ def save_recipe(recipe: Recipe, directory: Path) -> list[Path]:
 
 
 def view_run(text: str) -> RunView:
+    """Read a run; see ``run_directory``."""
+    return read_run(run_directory(text))
+
+
+def run_directory(text: str) -> Path:
     """A run by its path, or by its name below ``runs/``; ``last`` is the newest."""
     path = Path(text)
     if text == "last":
@@ -300,7 +314,7 @@ def view_run(text: str) -> RunView:
         path = runs[-1].parent
     elif not path.exists() and (Path("runs") / text).exists():
         path = Path("runs") / text
-    return read_run(path)
+    return path
 
 
 def payload(view: RunView, verdict: Verdict) -> dict[str, Any]:

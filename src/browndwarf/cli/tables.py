@@ -19,35 +19,51 @@ def common_settings(verdict: Verdict) -> list[str]:
     return [text for text in (listed[0] if listed else []) if all(text in x for x in listed)]
 
 
-def standings_table(verdict: Verdict, workloads: Sequence[str]) -> Table:
+#: Width that a table with one column per workload needs beside those columns.
+FIXED_WIDTH = 84
+WORKLOAD_WIDTH = 11
+#: Acceptance rates shown in a row, where there is room.
+POSITIONS = 6
+
+
+def standings_table(verdict: Verdict, workloads: Sequence[str], *, width: int = 120) -> Table:
     """One row a configuration, fastest first inside its group, the baseline on top.
 
-    A star marks rows that were confirmed side by side with their baseline.
+    A star marks rows that were confirmed side by side with their baseline; they come first,
+    because the others were measured at another time. Where ``width`` is too small for a column
+    per workload, one column has the speed over all of them.
     """
     hide = common_settings(verdict)
+    if FIXED_WIDTH + WORKLOAD_WIDTH * len(workloads) > width:
+        workloads = ()
     table = Table(box=None, pad_edge=False, title_justify="left")
     table.add_column("configuration", no_wrap=True)
-    for workload in workloads:
-        table.add_column(f"{workload}\ntok/s", justify="right")
+    for workload in workloads or ("all",):
+        table.add_column(f"{workload}\ntok/s", justify="right", no_wrap=True, min_width=6)
     table.add_column("accepted\nper position", no_wrap=True)
-    table.add_column("tokens\nper step", justify="right")
-    table.add_column("vs no MTP\n(95% interval)", no_wrap=True)
+    table.add_column("tokens\nper step", justify="right", min_width=6)
+    table.add_column("vs no MTP\n(95% interval)", no_wrap=True, min_width=16)
     table.add_column("verdict", no_wrap=True)
+    shown = POSITIONS if width >= FIXED_WIDTH else 2
     groups = dict.fromkeys(s.group for s in verdict.standings)
     for group in groups:
         members = [s for s in verdict.standings if s.group == group]
-        members.sort(key=lambda s: (s.configuration.speculative, -s.speedup.mean))
+        members.sort(key=lambda s: (s.configuration.speculative, not s.confirmed, -s.speedup.mean))
         for standing in members:
             style = "bold green" if standing is verdict.winner else ""
-            table.add_row(*_row(standing, workloads, hide), style=style)
+            table.add_row(*_row(standing, workloads, hide, shown), style=style)
         table.add_section()
         if group != list(groups)[-1]:
             table.add_row()
     return table
 
 
-def _row(standing: Standing, workloads: Sequence[str], hide: Sequence[str]) -> list[str]:
+def _row(
+    standing: Standing, workloads: Sequence[str], hide: Sequence[str], shown: int
+) -> list[str]:
     speeds = [_speed([c for c in standing.cells if c.workload == name]) for name in workloads]
+    if not workloads:
+        speeds = [f"{standing.speed:.0f}" if standing.speed >= 100 else f"{standing.speed:.1f}"]
     interval = standing.speedup
     label = standing.configuration.label(hide) + (" *" if standing.confirmed else "")
     if not standing.configuration.speculative:
@@ -57,11 +73,16 @@ def _row(standing: Standing, workloads: Sequence[str], hide: Sequence[str]) -> l
     return [
         label,
         *speeds,
-        " ".join(f"{p:.2f}" for p in _positions(standing.cells)),
+        _rates(_positions(standing.cells), shown),
         f"{_mean_length(standing.cells):.2f}",
         f"{interval.mean:.2f} ({interval.low:.2f}-{interval.high:.2f})",
         " ".join([word, *(f"[{mark}]" for mark in marks)]),
     ]
+
+
+def _rates(positions: Sequence[float], shown: int) -> str:
+    more = " ..." if len(positions) > shown else ""
+    return " ".join(f"{p:.2f}" for p in positions[:shown]) + more
 
 
 def _speed(cells: Sequence[CellRecord]) -> str:
@@ -97,8 +118,32 @@ def failures(cells: Sequence[CellRecord]) -> list[str]:
         if cell.decode_tok_s is None and cell.status != "predicted":
             error = cell.error or {}
             reason = f"{cell.status}: {error.get('what', 'no reason saved')}"
-            reasons.setdefault(reason, []).append(cell.id)
-    return [f"{len(ids)} cells {reason} (first: {ids[0]})" for reason, ids in reasons.items()]
+            why = error.get("why", "").splitlines()
+            reasons.setdefault(reason + (f" ({why[0]})" if why else ""), []).append(cell.id)
+    return [
+        f"{len(ids)} cell{'s' if len(ids) > 1 else ''} {reason}; first: {ids[0]}"
+        for reason, ids in reasons.items()
+    ]
+
+
+#: What a mark says to a reader, for those that keep a cell from winning.
+MEANINGS = {
+    "busy": "other programs used the machine",
+    "cache-hit": "a prompt came out of the cache",
+    "low-acceptance": "under 5% of the drafts were accepted: the head hardly belongs to the model",
+    "spilled": "device memory ran over into RAM",
+    "throttled": "the device's clocks were held down",
+}
+
+
+def marks(cells: Sequence[CellRecord]) -> list[str]:
+    """One line for each mark that kept cells from being counted."""
+    counted = {m: sum(m in c.marks for c in cells) for m in MEANINGS}
+    return [
+        f"{n} cell{'s' if n > 1 else ''} marked {mark}: {MEANINGS[mark]}"
+        for mark, n in counted.items()
+        if n
+    ]
 
 
 def predicted_line(verdict: Verdict, cells: Sequence[CellRecord]) -> list[str]:
@@ -151,21 +196,24 @@ def story(verdict: Verdict) -> list[str]:
 def _winner_line(verdict: Verdict, winner: Standing, hide: Sequence[str]) -> str:
     name = winner.configuration.label(hide)
     if not winner.configuration.speculative:
-        best = verdict.best(speculative=True)
-        rival = (
-            f"; the best MTP setting, {best.configuration.label(hide)}, has {best.speed:.1f}"
-            if best
-            else ""
-        )
-        return f"Fastest: {name}, {winner.speed:.1f} tok/s. MTP does not pay here{rival}."
+        return f"Fastest: {name}, {winner.speed:.1f} tok/s. {_why_no_mtp(verdict, hide)}"
     interval = winner.speedup
-    gain = (
-        f"{interval.mean:.2f}x its baseline ({interval.low:.2f} to {interval.high:.2f})"
-        if winner.word == "faster"
-        else f"{interval.mean:.2f}x its baseline, which is within noise "
-        f"({interval.low:.2f} to {interval.high:.2f})"
-    )
+    gain = f"{interval.mean:.2f}x its baseline ({interval.low:.2f} to {interval.high:.2f})"
+    if winner.word != "faster":
+        gain += "; the interval holds 1.00, so it is not proven to be faster"
     return f"Fastest: {name}, {winner.speed:.1f} tok/s, {gain}."
+
+
+def _why_no_mtp(verdict: Verdict, hide: Sequence[str]) -> str:
+    """What is known of MTP when a plain server is the fastest."""
+    best = verdict.best(speculative=True)
+    if best is None:
+        return "No MTP configuration was measured validly, so nothing is said about MTP."
+    interval = best.speedup
+    ratio = f"{interval.mean:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
+    if best.word == "slower":
+        return f"MTP does not pay here: the best of it, {best.configuration.label(hide)}, {ratio}."
+    return f"MTP is not proven to pay: the best of it, {best.configuration.label(hide)}, {ratio}."
 
 
 def _per_group_lines(verdict: Verdict, winner: Standing, hide: Sequence[str]) -> list[str]:
@@ -177,7 +225,6 @@ def _per_group_lines(verdict: Verdict, winner: Standing, hide: Sequence[str]) ->
         if best is not None and best is not winner:
             lines.append(
                 f"Best MTP for {best.configuration.group_label(hide)}: "
-                f"{best.configuration.label(hide)}, {best.speed:.1f} tok/s, "
-                f"{best.speedup.mean:.2f}x."
+                f"{best.configuration.label(hide)}, {best.speedup.mean:.2f}x its own baseline."
             )
     return lines

@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from browndwarf.records import CellRecord
+from browndwarf.records import CellRecord, Rate
 from browndwarf.stats import Drift, Interval, drift, mean_ratio_interval
 from browndwarf.sweep.space import Configuration
 
@@ -62,7 +62,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class GroupDrift:
-    """How a group's baseline moved from its start to its end, per workload."""
+    """How a group's baseline moved between two measurements, per workload."""
 
     group: str
     by_workload: dict[str, Drift]
@@ -105,20 +105,10 @@ def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict
     by_configuration: dict[str, list[CellRecord]] = {}
     for cell in usable:
         by_configuration.setdefault(configuration_of(cell).key(), []).append(cell)
-    confirmed = {
-        key: found
-        for key, members in by_configuration.items()
-        if (found := _confirming(members)) is not None
-    }
     standings: list[Standing] = []
-    for key, members in by_configuration.items():
-        base_key = configuration_of(members[0]).baseline().key()
-        if key in confirmed and base_key in confirmed:
-            made = _standing(confirmed[key], confirmed[base_key], disqualifying, confirmed=True)
-        else:
-            made = _standing(
-                _grid(members), _grid(by_configuration.get(base_key, [])), disqualifying
-            )
+    for members in by_configuration.values():
+        base = by_configuration.get(configuration_of(members[0]).baseline().key(), [])
+        made = _standing(_pairs(members, base), disqualifying)
         if made is not None:
             standings.append(made)
     # A configuration that lacks a workload could win by leaving out the slow one.
@@ -132,6 +122,11 @@ def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict
     return Verdict(tuple(standings), winner, baseline, drifts(usable))
 
 
+def grid(cells: Iterable[CellRecord]) -> list[CellRecord]:
+    """The cells of the grid: those of the confirming passes left out."""
+    return [c for c in cells if not c.role.startswith("confirm")]
+
+
 def to_confirm(verdict: Verdict, top: int = 3) -> tuple[Configuration, ...]:
     """The baselines and the fastest few, in the order of the first confirming pass."""
     ranked = sorted((s for s in verdict.standings if s.eligible), key=lambda s: -s.speed)[:top]
@@ -140,19 +135,38 @@ def to_confirm(verdict: Verdict, top: int = 3) -> tuple[Configuration, ...]:
     return tuple(wanted) if len(wanted) > 1 else ()
 
 
-def _grid(members: list[CellRecord]) -> list[CellRecord]:
-    return [c for c in members if c.role in ("baseline", "mtp")]
+@dataclass(frozen=True)
+class _Pair:
+    """Cells of a configuration and the baseline's cells of the same time."""
+
+    members: list[CellRecord]
+    baseline: list[CellRecord]
+    confirmed: bool
+
+    def times(self, workload: str) -> tuple[list[float], list[float]]:
+        """Milliseconds per token of baseline and configuration, request by request."""
+        mine, theirs = _times(self.members, workload), _times(self.baseline, workload)
+        common = [key for key in mine if key in theirs]
+        return [theirs[key] for key in common], [mine[key] for key in common]
 
 
-def _confirming(members: list[CellRecord]) -> list[CellRecord] | None:
-    """The cells of both confirming passes, when both cover every workload."""
-    passes = {
-        role: {c.workload for c in members if c.role == role} for role in ("confirm-a", "confirm-b")
-    }
+def _pairs(members: list[CellRecord], baseline: list[CellRecord]) -> list[_Pair]:
+    """Both confirming passes where they are whole; else the grid's cells against the baseline
+    at the start and, where it was measured, at the end."""
+    passes = [
+        _Pair([c for c in members if c.role == role], [c for c in baseline if c.role == role], True)
+        for role in ("confirm-a", "confirm-b")
+    ]
     every = {c.workload for c in members}
-    if not all(found == every for found in passes.values()):
-        return None
-    return [c for c in members if c.role in passes]
+    if all({c.workload for c in arm} == every for p in passes for arm in (p.members, p.baseline)):
+        return passes
+    mine = [c for c in members if c.role in ("baseline", "mtp")]
+    found = []
+    for role in ("baseline", "baseline-again"):
+        theirs = [c for c in baseline if c.role == role]
+        if theirs and mine and (role == "baseline" or mine[0].role == "mtp"):
+            found.append(_Pair(mine, theirs, False))
+    return found
 
 
 def configuration_of(cell: CellRecord) -> Configuration:
@@ -161,61 +175,68 @@ def configuration_of(cell: CellRecord) -> Configuration:
 
 
 def drifts(cells: Iterable[CellRecord]) -> tuple[GroupDrift, ...]:
-    """Per group, the baseline at the end against the baseline at the start."""
-    pairs: dict[str, dict[str, dict[str, CellRecord]]] = {}
-    for cell in cells:
-        if cell.role in ("baseline", "baseline-again"):
-            pairs.setdefault(cell.group, {}).setdefault(cell.workload, {})[cell.role] = cell
-    found = []
-    for group, workloads in pairs.items():
-        by_workload = {
-            name: drift(first.decode_tok_s.runs, again.decode_tok_s.runs)
-            for name, roles in workloads.items()
-            if (first := roles.get("baseline")) is not None
-            and (again := roles.get("baseline-again")) is not None
-            and first.decode_tok_s is not None
-            and again.decode_tok_s is not None
-        }
-        if by_workload:
-            found.append(GroupDrift(group, by_workload))
-    return tuple(found)
+    """Per group, the baseline's later measurement against its earlier one.
+
+    The confirming passes are compared where they are there, since the verdict rests on them; else
+    the grid's start and end.
+    """
+    found: dict[str, dict[str, Drift]] = {}
+    by_role: dict[tuple[str, str, str], Rate] = {
+        (c.group, c.workload, c.role): c.decode_tok_s
+        for c in cells
+        if c.head_type is None and c.decode_tok_s is not None
+    }
+    for before, after in (("baseline", "baseline-again"), ("confirm-a", "confirm-b")):
+        for (group, workload, role), first in by_role.items():
+            later = by_role.get((group, workload, after))
+            if role == before and later is not None:
+                found.setdefault(group, {})[workload] = drift(first.runs, later.runs)
+    return tuple(GroupDrift(group, by_workload) for group, by_workload in found.items())
 
 
-def _standing(
-    members: list[CellRecord],
-    baseline: list[CellRecord],
-    disqualifying: Collection[str],
-    *,
-    confirmed: bool = False,
-) -> Standing | None:
-    """A configuration's cells against its baseline's; None when they cannot be compared."""
-    arms: dict[str, tuple[list[float], list[float]]] = {}
-    for workload in dict.fromkeys(c.workload for c in members):
-        mine, theirs = _times(members, workload), _times(baseline, workload)
-        common = [key for key in mine if key in theirs]
-        if not common:
-            return None
-        arms[workload] = [theirs[key] for key in common], [mine[key] for key in common]
+def _standing(pairs: list[_Pair], disqualifying: Collection[str]) -> Standing | None:
+    """A configuration against its baseline; None when they cannot be compared.
+
+    The requests of all pairs are pooled. Each pair was measured at a time of its own, and a
+    bootstrap over requests knows nothing of a machine that changed between them: so the
+    interval is widened to hold every pair's own ratio.
+    """
+    by_workload: dict[str, Interval] = {}
+    arms: list[tuple[list[float], list[float]]] = []
+    for workload in dict.fromkeys(c.workload for pair in pairs for c in pair.members):
+        each = [times for pair in pairs if (times := pair.times(workload))[0]]
+        if each:
+            pooled = [x for base, _ in each for x in base], [x for _, mine in each for x in mine]
+            arms.append(pooled)
+            by_workload[workload] = mean_ratio_interval([pooled]).covering(
+                [mean_ratio_interval([one]).mean for one in each]
+            )
     if not arms:
         return None
-    speeds = [c.decode_tok_s.mean for c in members if c.decode_tok_s is not None]
-    marked = any(mark in disqualifying for c in (*members, *baseline) for mark in c.marks)
+    each_pair = [[t for w in by_workload if (t := pair.times(w))[0]] for pair in pairs]
+    ratios = [mean_ratio_interval(made).mean for made in each_pair if made]
+    # In the grid every pair has the same members.
+    members = list({c.id: c for pair in pairs for c in pair.members}.values())
+    compared = [c for c in members if c.workload in by_workload]
+    speeds = [c.decode_tok_s.mean for c in compared if c.decode_tok_s is not None]
+    baselines = [c for pair in pairs for c in pair.baseline]
+    marked = any(mark in disqualifying for c in (*members, *baselines) for mark in c.marks)
     return Standing(
         configuration=configuration_of(members[0]),
         group=members[0].group,
-        cells=tuple(members),
+        cells=tuple(compared),
         speed=math.exp(math.fsum(math.log(s) for s in speeds) / len(speeds)),
-        speedup=mean_ratio_interval(list(arms.values())),
-        by_workload={name: mean_ratio_interval([arm]) for name, arm in arms.items()},
+        speedup=mean_ratio_interval(arms).covering(ratios),
+        by_workload=by_workload,
         eligible=not marked,
-        confirmed=confirmed,
+        confirmed=pairs[0].confirmed,
     )
 
 
-def _times(cells: list[CellRecord], workload: str) -> dict[tuple[str, str, int], float]:
-    """Milliseconds per token of each request, by confirming pass, prompt and repeat."""
+def _times(cells: list[CellRecord], workload: str) -> dict[tuple[str, int], float]:
+    """Milliseconds per token of each request, by prompt and repeat."""
     return {
-        (c.role if c.role.startswith("confirm") else "", t.prompt_id, t.repeat): t.ms_per_token
+        (t.prompt_id, t.repeat): t.ms_per_token
         for c in cells
         if c.workload == workload
         for t in c.traces

@@ -26,7 +26,8 @@ from browndwarf.engine.process import LlamaServer, LoadProgress
 from browndwarf.engine.quantizer import quantize
 from browndwarf.engine.tools import bench
 from browndwarf.engine.wire import SpecCounters
-from browndwarf.errors import EngineError, EngineUnsupported, RequestFailed
+from browndwarf.errors import EngineError, EngineUnsupported, ModelError, RequestFailed
+from browndwarf.models.gguf import read_model
 from browndwarf.sweep.cell import Answer, Served, Settings
 from browndwarf.sweep.launch import server_options
 from browndwarf.sweep.planned import SweepPlan
@@ -268,4 +269,13 @@ class LocalEngine:
                     "(Q8_0, Q5_0 and Q4_0 need 32; K-quants need 256)",
                 )
 
-        ensure_variant(source, type_name, self.sha, make, on_make=self._on_make)
+        ensure_variant(source, type_name, self.sha, make, on_make=self._on_make, intact=_readable)
+
+
+def _readable(path: Path) -> bool:
+    """Whether a cached file's header and length are sound."""
+    try:
+        read_model(path)
+    except ModelError:
+        return False
+    return True

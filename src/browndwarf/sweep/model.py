@@ -46,6 +46,11 @@ def head_key(configuration: Configuration) -> HeadKey:
     return configuration.head_type, configuration.p_min, configuration.draft_kv
 
 
+def trusted(cell: CellRecord, allow_busy: bool) -> bool:
+    """Whether a cell's figures may be used."""
+    return cell.status == "ok" and (allow_busy or "busy" not in cell.marks)
+
+
 def relative_cost(curve: Curve | None, tokens: int) -> float:
     """v(k): the cost of a batch of ``tokens`` relative to one token.
 
@@ -109,12 +114,19 @@ class _Counts:
 class FactorModel:
     """Fitted to the measured cells; predicts the others.
 
-    ``curves`` has, per group, milliseconds of a batch of 1, 2, ... tokens.
+    ``curves`` has, per group, milliseconds of a batch of 1, 2, ... tokens. Disturbed cells are
+    left out unless ``allow_busy``.
     """
 
-    def __init__(self, cells: Sequence[CellRecord], curves: Mapping[str, Curve]) -> None:
+    def __init__(
+        self,
+        cells: Sequence[CellRecord],
+        curves: Mapping[str, Curve],
+        *,
+        allow_busy: bool = False,
+    ) -> None:
         self._curves = curves
-        usable = [c for c in cells if c.status == "ok" and c.cycle_ms and "busy" not in c.marks]
+        usable = [c for c in cells if c.cycle_ms and trusted(c, allow_busy)]
         self._step_ms = _baseline_steps(usable)
         self._profiles = _profiles(usable)
         self._any_head = _profiles(usable, pooled=True)

@@ -46,7 +46,7 @@ class Recipe(Record, frozen=True, kw_only=True):
         """What the command rests on, one statement a line, without comment signs."""
         mean, low, high = self.speedup
         if self.verdict == "baseline":
-            gain = "no MTP setting was faster: this is the plain server"
+            gain = "the plain server: no MTP setting was shown to be faster"
         else:
             gain = f"{mean:.2f}x the same server without MTP (95% interval {low:.2f} to {high:.2f})"
         lines = [
@@ -91,9 +91,13 @@ class Recipe(Record, frozen=True, kw_only=True):
             f"and a short prompt{drafts}, {same}"
         )
 
-    def text(self, shell: Literal["sh", "powershell"]) -> str:
-        """The header as comments, and the command; both shells comment with ``#``."""
-        return "\n".join([*(f"# {line}" for line in self.header), self.commands[shell], ""])
+    def text(self, shell: Literal["sh", "powershell"], *, command_prefix: str = "") -> str:
+        """The header as comments, and the command; both shells comment with ``#``.
+
+        ``command_prefix`` is ``exec `` in a script, so that stopping it stops the server.
+        """
+        command = command_prefix + self.commands[shell]
+        return "\n".join([*(f"# {line}" for line in self.header), command, ""])
 
 
 def choose(verdict: Verdict, *, run: str) -> Standing:

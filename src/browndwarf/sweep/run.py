@@ -25,7 +25,7 @@ import msgspec
 
 from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
 from browndwarf.records import CellRecord
-from browndwarf.sweep.analysis import analyse, configuration_of, to_confirm
+from browndwarf.sweep.analysis import analyse, configuration_of, grid, to_confirm
 from browndwarf.sweep.cell import (
     Job,
     Observer,
@@ -146,7 +146,13 @@ class _Walk:
             exploration_cells(self._plan.axes, names) + REFINEMENTS * len(names), len(self._have)
         )
         while not self._budget_spent():
-            step = next_step(self._plan.axes, names, list(self._seen.values()), curves)
+            step = next_step(
+                self._plan.axes,
+                names,
+                list(self._seen.values()),
+                curves,
+                allow_busy=self._plan.allow_busy,
+            )
             if step is None:
                 break
             chosen = [w for w in self._plan.workloads if w.name in step.workloads]
@@ -178,8 +184,8 @@ class _Walk:
 
     def _best(self) -> Sequence[Configuration]:
         """Whom to confirm: the fastest measured ones, or by the model in a fast sweep."""
-        cells = self._store.cells()
         if not self._plan.fast:
+            cells = grid(self._store.cells())
             return to_confirm(analyse(cells, allow_busy=self._plan.allow_busy))
         ranked = self._estimates()[:CONFIRMED]
         wanted = {e.configuration.baseline(): None for e in ranked}
@@ -188,14 +194,22 @@ class _Walk:
 
     def _estimates(self) -> list[Estimate]:
         # The grid alone, so that a resumed run confirms the same ones.
-        cells = [c for c in self._seen.values() if not c.role.startswith("confirm")]
+        cells = grid(self._seen.values())
         names = [w.name for w in self._plan.workloads]
-        return estimates(self._plan.axes, names, cells, self._store.meta("curves") or {})
+        return estimates(
+            self._plan.axes,
+            names,
+            cells,
+            self._store.meta("curves") or {},
+            allow_busy=self._plan.allow_busy,
+        )
 
     def _predict(self) -> None:
         """Save what the model expects of the cells that were not run."""
         cells = self._store.cells()
-        model = FactorModel(cells, self._store.meta("curves") or {})
+        model = FactorModel(
+            cells, self._store.meta("curves") or {}, allow_busy=self._plan.allow_busy
+        )
         known = {(configuration_of(c).key(), c.workload) for c in cells if c.status != "predicted"}
         for group in self._plan.axes.groups():
             for job in group_jobs(group):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import configuration_of
 from browndwarf.sweep.cell import Job
-from browndwarf.sweep.model import Curve, FactorModel, head_key
+from browndwarf.sweep.model import Curve, FactorModel, head_key, trusted
 from browndwarf.sweep.space import Axes, Configuration, Group
 
 #: Configurations that are measured in full because the model cannot tell them from the best.
@@ -57,6 +57,8 @@ def next_step(
     workloads: Sequence[str],
     cells: Sequence[CellRecord],
     curves: Mapping[str, Curve],
+    *,
+    allow_busy: bool = False,
 ) -> Step | None:
     """The next thing to measure before the confirmation; None when nothing is worth it.
 
@@ -75,7 +77,7 @@ def next_step(
     refined = {key for key, w in tried if (key, w) not in explored}
     if len(refined) >= REFINEMENTS:
         return None
-    ranked = estimates(axes, workloads, cells, curves)
+    ranked = estimates(axes, workloads, cells, curves, allow_busy=allow_busy)
     if not ranked:
         return None
     best = ranked[0]
@@ -96,12 +98,14 @@ def estimates(
     workloads: Sequence[str],
     cells: Sequence[CellRecord],
     curves: Mapping[str, Curve],
+    *,
+    allow_busy: bool = False,
 ) -> list[Estimate]:
     """Every configuration whose speed over the mix can be told, fastest first."""
-    model = FactorModel(cells, curves)
+    model = FactorModel(cells, curves, allow_busy=allow_busy)
     measured: dict[tuple[str, str], list[CellRecord]] = {}
     for cell in cells:
-        if cell.status == "ok" and cell.decode_tok_s is not None and "busy" not in cell.marks:
+        if cell.decode_tok_s is not None and trusted(cell, allow_busy):
             measured.setdefault((configuration_of(cell).key(), cell.workload), []).append(cell)
     failed = {configuration_of(c).key() for c in cells if c.status in ("failed", "does-not-fit")}
     found = []

@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,7 @@ import msgspec
 import platformdirs
 
 from browndwarf.errors import UsageError
+from browndwarf.files import storage_error
 
 #: What llama-quantize accepts and what a sweep may therefore ask for.
 KNOWN_TYPES = frozenset(
@@ -69,13 +71,19 @@ def _canonical(type_name: str) -> str:
     return _SAME_AS.get(type_name, type_name)
 
 
+def cache_folder() -> Path:
+    """Where quantized files are kept: ``BROWNDWARF_CACHE``, or the user's cache folder."""
+    named = os.environ.get("BROWNDWARF_CACHE")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("browndwarf"))
+
+
 def variant_path(
     source: Source, type_name: str, engine_sha: str, cache: Path | None = None
 ) -> Path:
     """Where a type made from ``source`` by this engine is kept."""
     if type_name == AS_IS or _canonical(type_name) == _canonical(source.type):
         return Path(source.path)
-    folder = cache or Path(platformdirs.user_cache_dir("browndwarf")) / "variants"
+    folder = cache or cache_folder() / "variants"
     digest = source.fingerprint.removeprefix("sha256:")[:16]
     return folder / f"{Path(source.path).stem}-{digest}-{engine_sha[:9] or 'x'}-{type_name}.gguf"
 
@@ -88,15 +96,25 @@ def ensure_variant(
     *,
     cache: Path | None = None,
     on_make: Callable[[str], None] = lambda _: None,
+    intact: Callable[[Path], bool] = lambda _: True,
 ) -> Path:
-    """The file of this type, made if it is missing. ``on_make`` is told the type first.
+    """The file of this type, made if it is missing or damaged. ``on_make`` is told the type first.
 
     Raises:
         ToolFailed, DiskFull: it could not be made; nothing half-written stays.
     """
     path = variant_path(source, type_name, engine_sha, cache)
+    if path == Path(source.path):
+        return path
+    if path.exists() and not intact(path):
+        path.unlink(missing_ok=True)
     if not path.exists():
         on_make(type_name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            error = storage_error(exc, path.parent, "make a folder for quantized files")
+            fix = "name a folder that may be written in the environment variable BROWNDWARF_CACHE"
+            raise type(error)(error.what, why=error.why, fix=fix) from exc
         make(Path(source.path), path, type_name)
     return path

@@ -93,6 +93,20 @@ def test_a_named_folder_without_a_build_is_an_error(tmp_path: Path) -> None:
         find(tmp_path, tmp_path)
 
 
+def test_a_wrong_variable_is_an_error_though_another_build_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was named; the list of places still shows all."""
+    monkeypatch.setenv("PATH", f"{make_engine(tmp_path / 'p') / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("LLAMA_CPP_DIR", str(tmp_path / "nope"))
+    with pytest.raises(EngineNotFound, match=r"nope \(LLAMA_CPP_DIR\)") as caught:
+        find(tmp_path)
+    assert "unset" in caught.value.fix
+    seen = find_candidates(cache_dir=tmp_path / "cache")
+    assert [c.source for c in seen] == ["LLAMA_CPP_DIR", "PATH"]
+    assert [b.source for b in find(tmp_path, tmp_path / "p")] == ["--llama-dir"]
+
+
 @pytest.mark.parametrize(
     ("engine", "reason"),
     [

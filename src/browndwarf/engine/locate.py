@@ -30,6 +30,7 @@ from browndwarf.errors import EngineNotFound, EngineUnsupported
 INSTALL_HINT = (
     "run `browndwarf engine install`, or point --llama-dir (or LLAMA_CPP_DIR) at a llama.cpp build"
 )
+_UNSET_HINT = "correct LLAMA_CPP_DIR or unset it; `browndwarf doctor` lists what else is here"
 
 TOOL_NAMES = (
     "llama-server",
@@ -43,6 +44,9 @@ TOOL_NAMES = (
     "llama-fit-params",
     "llama-gguf-split",
 )
+
+_NAMED = ("--llama-dir", "LLAMA_CPP_DIR", "docker")
+"""Places that the user named: nothing usable there is an error, not a reason to look further."""
 
 _FEATURE_WORDS = {
     "draft-mtp": "MTP speculative decoding (draft-mtp)",
@@ -126,7 +130,7 @@ def find_candidates(
     for source, folder in _places(llama_dir):
         server = server_in(folder)
         if server is None:
-            if source in ("--llama-dir", "LLAMA_CPP_DIR"):
+            if source in _NAMED:
                 found.append(Candidate(str(folder), source, reason=_why_empty(folder)))
             continue
         real = server.resolve()
@@ -149,14 +153,16 @@ def find_builds(
     """All usable builds in order of priority; empty when none is found.
 
     Raises:
-        EngineNotFound: the place that the user named holds no usable build.
+        EngineNotFound: the place that the user named, by option or variable, holds no usable build.
     """
     candidates = find_candidates(llama_dir, docker, cache_dir=cache_dir)
     builds = [candidate.build for candidate in candidates if candidate.build is not None]
-    if not builds and (llama_dir is not None or docker is not None) and candidates:
-        first = candidates[0]
+    first = candidates[0] if candidates else None
+    if first is not None and first.build is None and first.source in _NAMED:
         raise EngineNotFound(
-            f"no usable llama.cpp at {first.path}", why=first.reason, fix=INSTALL_HINT
+            f"no usable llama.cpp at {first.path} ({first.source})",
+            why=first.reason,
+            fix=_UNSET_HINT if first.source == "LLAMA_CPP_DIR" else INSTALL_HINT,
         )
     return builds
 

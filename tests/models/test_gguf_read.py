@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import struct
 import subprocess
@@ -86,6 +87,15 @@ def test_a_bad_file_gives_one_clear_error(tmp_path: Path, content: bytes, said: 
     assert said in str(caught.value)
     assert caught.value.exit_code == 3
     assert caught.value.fix
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes in folders")
+def test_a_pipe_is_refused_before_it_is_opened(tmp_path: Path) -> None:
+    """Opening one waits until somebody writes."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in (tmp_path / "pipe.gguf", Path(os.devnull)):
+        with pytest.raises(BadModelFile, match="no regular file"):
+            read_header(path)
 
 
 def test_a_directory_and_a_missing_file_are_told_apart(tmp_path: Path) -> None:

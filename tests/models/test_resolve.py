@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from browndwarf.errors import ModelNotFound
-from browndwarf.models.resolve import cache_folder, resolve_model
+from browndwarf.errors import ModelNotFound, UsageError
+from browndwarf.models.resolve import Role, cache_folder, resolve_model
 
 
 @pytest.fixture
@@ -35,6 +36,17 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"
     with pytest.raises(ModelNotFound, match="hf:owner"):
         resolve_model(str(tmp_path / "none.gguf"))
+
+
+def test_an_empty_or_impossible_name_is_told() -> None:
+    """An empty one is not the current folder."""
+    for role in get_args(Role):
+        with pytest.raises(UsageError, match="is empty"):
+            resolve_model(" ", role)
+    with pytest.raises(ModelNotFound, match="too long"):
+        resolve_model("a" * 5000)
+    with pytest.raises(ModelNotFound, match="home"):
+        resolve_model("~no-such-user-here/m.gguf")
 
 
 def test_the_only_model_of_a_cached_repository_is_taken(snapshot: Path) -> None:

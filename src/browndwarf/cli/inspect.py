@@ -35,7 +35,7 @@ def inspect(
 
     out = Output(json=json)
     info = read_model(resolve_model(model))
-    head = read_model(resolve_model(draft, "head")) if draft else None
+    head = read_model(resolve_model(draft, "head")) if draft is not None else None
     match = check_head(info, head) if head is not None else None
     if not json:
         from browndwarf.cli.memory_view import show_model

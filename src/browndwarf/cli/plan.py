@@ -79,7 +79,7 @@ def plan(
 
     out = Output(json=json)
     target_path = resolve_model(model)
-    head_path = resolve_model(draft, "head") if draft else None
+    head_path = resolve_model(draft, "head") if draft is not None else None
     wanted_layers = _layers(layers)
     models = DryModels(
         target=str(target_path),

@@ -19,6 +19,7 @@ Example:
 from __future__ import annotations
 
 import hashlib
+import stat
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -149,13 +150,8 @@ def header_bytes(path: Path) -> HeaderBytes:
 
 
 def _open(path: Path, *, complete: bool) -> tuple[Header, _Cursor]:
-    if path.is_dir():
-        raise BadModelFile(
-            f"{path} is a directory",
-            why="a model is one GGUF file, or the first part of a split one",
-            fix="name the .gguf file inside it",
-        )
     try:
+        _check_regular(path)
         with path.open("rb") as handle:
             size = handle.seek(0, 2)
             handle.seek(0)
@@ -169,6 +165,22 @@ def _open(path: Path, *, complete: bool) -> tuple[Header, _Cursor]:
         raise ModelNotFound(
             f"cannot read {path}", why=exc.strerror or str(exc), fix="check the permissions"
         ) from exc
+
+
+def _check_regular(path: Path) -> None:
+    """Reading a pipe could wait for ever, and a device has no end."""
+    if path.is_dir():
+        raise BadModelFile(
+            f"{path} is a directory",
+            why="a model is one GGUF file, or the first part of a split one",
+            fix="name the .gguf file inside it",
+        )
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise BadModelFile(
+            f"{path} is no regular file",
+            why="a model is read at any place of it, which a pipe, socket or device does not allow",
+            fix="save the model into a file and name that",
+        )
 
 
 class _Cursor:

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from browndwarf.errors import ModelNotFound
+from browndwarf.errors import ModelNotFound, UsageError
 
 Role = Literal["target", "head"]
 
@@ -30,17 +30,28 @@ def resolve_model(text: str, role: Role = "target") -> Path:
     """The file that ``text`` names; whether it is a sound model is not looked at.
 
     Raises:
+        UsageError: the text is empty.
         ModelNotFound: nothing there, or more than one choice.
     """
+    if not text.strip():
+        raise UsageError(
+            f"the name of the {'model' if role == 'target' else 'head'} is empty",
+            why="an unset variable of a script leaves an empty word",
+            fix="give a path to a .gguf file, the word demo, or hf:owner/name[:file]",
+        )
     if text == "demo":
         return _demo(role)
     if text.startswith("hf:"):
         return _from_cache(text, role)
-    path = Path(text).expanduser()
-    if not path.exists():
+    try:
+        path = Path(text).expanduser()
+        why = "" if path.exists() else "the file does not exist"
+    except (OSError, RuntimeError) as exc:  # a name too long, a folder not to be entered, ~nobody
+        why = getattr(exc, "strerror", None) or str(exc)
+    if why:
         raise ModelNotFound(
             f"no model at {text}",
-            why="the file does not exist",
+            why=why,
             fix="give a path to a .gguf file, the word demo, or hf:owner/name[:file]",
         )
     return path

@@ -102,6 +102,7 @@ class FakeEngine:
     fail_start: Callable[[Configuration], BrowndwarfError | None] = lambda _: None
     misfit: Callable[[Configuration], dict[str, str] | None] = lambda _: None
     sha: str = "abc"
+    device_mib: float | None = None
     started: list[Configuration] = field(default_factory=list)
 
     async def prepare(self, configuration: Configuration) -> None:

@@ -142,6 +142,7 @@ def _measure(
             prepared.target,
             prepared.head,
             fits=fits,
+            device_mib=_only_device_mib(build),
             on_make=lambda name: live.note(f"making {name}"),
             on_load=live.loading,
         )
@@ -175,6 +176,11 @@ def _devices(build: Build) -> list[ListedDevice] | None:
         return devices(build)
     except EngineError:
         return None
+
+
+def _only_device_mib(build: Build) -> float | None:
+    listed = _devices(build) or []
+    return listed[0].total_mib if len(listed) == 1 else None
 
 
 @contextmanager

@@ -152,12 +152,14 @@ class LocalEngine:
         fits: Callable[[ServerOptions], dict[str, str] | None] = lambda _: None,
         on_make: Callable[[str], None] = lambda _: None,
         on_load: Callable[[LoadProgress], None] | None = None,
+        device_mib: float | None = None,
         load_timeout_s: float = 600.0,
         env: dict[str, str] | None = None,
     ) -> None:
         self._build, self._plan = build, plan
         self._target, self._head = target, head
         self._fits, self._on_make, self._on_load = fits, on_make, on_load
+        self._device_mib = device_mib
         self._load_timeout_s = load_timeout_s
         self._env = env
 
@@ -165,6 +167,11 @@ class LocalEngine:
     def sha(self) -> str:
         """The engine's commit, or its version where the build does not know it."""
         return self._build.sha or self._build.version
+
+    @property
+    def device_mib(self) -> float | None:
+        """Memory of the one device in use."""
+        return self._device_mib
 
     async def prepare(self, configuration: Configuration) -> None:
         """Make the target and head files that are missing; cancelling stops llama-quantize."""

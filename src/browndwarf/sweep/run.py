@@ -35,6 +35,7 @@ from browndwarf.sweep.cell import (
     predicted,
     unmeasured,
 )
+from browndwarf.sweep.cliff import spilled
 from browndwarf.sweep.events import CellDone, Finished, Listener, Measuring, Started
 from browndwarf.sweep.model import FactorModel
 from browndwarf.sweep.planned import SweepPlan, confirm_jobs, group_jobs
@@ -72,6 +73,10 @@ class Engine(Protocol):
 
     @property
     def sha(self) -> str: ...
+
+    @property
+    def device_mib(self) -> float | None:
+        """Memory of the one device in use; None without one, or with several."""
 
     async def prepare(self, configuration: Configuration) -> None:
         """Make the files that the configuration needs. Raises ToolFailed or DiskFull."""
@@ -124,6 +129,8 @@ class _Walk:
         if self._plan.fast:
             await self._explore()
         else:
+            if self._engine.device_mib is not None:
+                await self._batch_curves()  # the reference that a spill is seen against
             for job in self._plan.jobs():
                 await self._job(job, self._plan.workloads)
         if self._plan.confirm:
@@ -278,6 +285,9 @@ class _Walk:
                 break
             if attempt < ATTEMPTS:
                 await self._quiet.settle()
+        curve = (self._store.meta("curves") or {}).get(job.group, ())
+        if spilled(cell, device_mib=self._engine.device_mib, curve=curve):
+            cell = msgspec.structs.replace(cell, marks=(*cell.marks, "spilled"))
         return msgspec.structs.replace(cell, attempts=attempt, generating_s=spent)
 
     def _does_not_fit(self, job: Job, workloads: list[Workload]) -> bool:

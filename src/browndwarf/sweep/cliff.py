@@ -18,8 +18,8 @@ from browndwarf.sweep.model import Curve
 
 #: A device is full from this share of its memory on.
 FULL_SHARE = 0.97
-#: A plain step beyond so many times the benchmark's is a cliff. Server and llama-bench are 11% apart
-#: on a device with room.
+#: A plain step beyond so many times the benchmark's is a cliff. With room, server and llama-bench
+#: are 11% apart.
 PLAIN_CLIFF = 1.35
 #: The same for a speculative cycle, which also drafts: 1.6 times was seen with room to spare.
 CYCLE_CLIFF = 2.5

@@ -79,6 +79,12 @@ def test_plan_gives_lines_a_verdict_and_remedies(
         (["--vram", "8GiB", "--gpu", "RTX 4090"], 2),
         (["--gpu", "Voodoo 2"], 2),
         (["--vram", "lots"], 2),
+        (["--vram", "8"], 2),
+        (["--vram", "8GiB", "--margin", "-1"], 2),
+        (["--vram", "8GiB", "--context-overhead", "-0.5"], 2),
+        (["--vram", "8GiB", "--context-overhead", "nan"], 2),
+        (["--vram", "8GiB", "--n-max", "65"], 2),
+        (["--draft", ""], 2),
         (["--vram", "8GiB", "--kv", "q6_k"], 2),
         (["--vram", "8GiB", "--layers", "most"], 2),
         (["--vram", "8GiB", "--parallel", "0"], 2),
@@ -162,6 +168,52 @@ def test_tables_are_printed_without_json(
     text = capsys.readouterr().out
     assert "does not fit" in text
     assert "layers" in text
+
+
+def test_a_bare_number_is_no_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """8 MiB was never meant."""
+    _, body = document(capsys, "plan", tiny_file(tmp_path / "m.gguf"), "--vram", "8")
+    assert body["error"]["fix"] == "write 8GiB or 8MiB"
+
+
+def test_a_context_beyond_training_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no shorter context is called the largest that fits."""
+    target, _ = hollow_pair(tmp_path, "gemma4-12b", layers=6)
+    trained = read_model(target).context_length
+    roomy = ("plan", str(target), "--vram", "999GiB")
+    assert run([*roomy, "--ctx", str(trained)]) == 0
+    text = capsys.readouterr().out
+    assert f"largest context that fits with these options: {trained} tokens" in text
+    assert "trained for" not in text
+    assert run([*roomy, "--ctx", str(trained + 1)]) == 0
+    text = capsys.readouterr().out
+    assert f"trained for {trained} tokens" in text
+    assert "largest context" not in text
+
+
+def test_draft_tokens_without_a_head_are_ignored_aloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr; 0 is what happens anyway."""
+    model = str(tiny_file(tmp_path / "m.gguf"))
+    run(["plan", model, "--vram", "8GiB", "--n-max", "3"])
+    assert "--n-max 3 is ignored" in capsys.readouterr().err
+    run(["plan", model, "--vram", "8GiB", "--n-max", "0"])
+    assert "ignored" not in capsys.readouterr().err
+
+
+def test_a_plan_without_hope_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing alone, all at once, or not even that."""
+    target, head = hollow_pair(tmp_path, "gemma4-12b", layers=12)
+    common = ("plan", str(target), "--draft", str(head), "--ctx", "16k")
+    assert run([*common, "--vram", "100MiB"]) == 1
+    assert "neither are all of them together" in capsys.readouterr().out
+    _, body = document(capsys, *common, "--vram", "100MiB")
+    assert not body["all_enough"]
+    assert not any(remedy["enough"] for remedy in body["remedies"])
+    assert body["together"] == []
 
 
 def test_doctor_prints_findings_and_a_document(capsys: pytest.CaptureFixture[str]) -> None:

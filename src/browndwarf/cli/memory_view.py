@@ -52,9 +52,16 @@ def show_plan(out: Output, answer: PlanAnswer) -> None:
             out.result.print(f"in RAM beside: {line.name} {line.mib:,.1f} MiB", style="dim")
     verdict = "fits" if budget.fits else f"does not fit: {-budget.free_mib:,.0f} MiB too much"
     out.result.print(verdict, style="bold green" if budget.fits else "bold red")
-    longest = f"{answer.max_ctx} tokens" if answer.max_ctx else "none, however short"
-    out.result.print(f"largest context that fits with these options: {longest}")
-    if answer.remedies:
+    beyond = 0 < setup.trained_ctx < setup.n_ctx
+    if beyond:
+        out.result.print(
+            f"note: the model was trained for {setup.target.context_length} tokens per slot; "
+            "expect worse answers beyond that"
+        )
+    if not (beyond and budget.fits):
+        longest = f"{answer.max_ctx} tokens" if answer.max_ctx else "none, however short"
+        out.result.print(f"largest context that fits with these options: {longest}")
+    if not budget.fits:
         _show_remedies(out, answer)
 
 
@@ -64,9 +71,20 @@ def _show_remedies(out: Output, answer: PlanAnswer) -> None:
     for remedy in answer.remedies:
         enough = "yes" if remedy.enough else ""
         table.add_row(remedy.what, f"{remedy.frees_mib:,.0f}", enough, remedy.cost)
-    out.table(table)
-    if len(answer.together) > 1:
-        out.result.print(f"together they fit: {', '.join(answer.together)}")
+    if answer.remedies:
+        out.table(table)
+    together = f"together they fit: {', '.join(answer.together)}"
+    if any(remedy.enough for remedy in answer.remedies):
+        if len(answer.together) > 1:
+            out.result.print(together)
+    elif not answer.remedies:
+        out.result.print("there is nothing to give up")
+    elif answer.together:
+        out.result.print(f"none of these is enough alone; {together}")
+    elif answer.all_enough:
+        out.result.print("none of these is enough alone; all of them together are")
+    else:
+        out.result.print("none of these is enough alone, and neither are all of them together")
 
 
 def show_model(

@@ -91,6 +91,8 @@ def plan(
     known = [target, *([head] if head else [])]
     with DryCompute(models, known=known) as compute:
         drafting = n_max != 0 and (head is not None or target.head.kind == "nextn")
+        if n_max and not drafting:
+            out.note(f"note: --n-max {n_max} is ignored: no --draft, and no head in the model")
         if head is not None and drafting:
             match = check_head(target, head)
             if not match.ok:
@@ -157,7 +159,13 @@ def _limit(
             fix="give one of them",
         )
     if vram is not None:
-        size = parse_bytes(vram, default_unit="m")
+        if vram.strip().replace(".", "", 1).isdigit():
+            raise UsageError(
+                f"--vram {vram} has no unit",
+                why="a bare number could mean MiB or GiB",
+                fix=f"write {vram.strip()}GiB or {vram.strip()}MiB",
+            )
+        size = parse_bytes(vram)
         return "cuda", limit_from_size(
             size, backend="cuda", margin_mib=margin, context_mib=overhead
         )

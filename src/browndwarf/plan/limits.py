@@ -12,8 +12,10 @@ Example:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from browndwarf.errors import UsageError
 from browndwarf.plan.setup import Backend
 from browndwarf.units import MIB, format_bytes
 
@@ -34,7 +36,11 @@ _CONTEXT_MIB: dict[Backend, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Memory to plan with, and the two lines that are not llama.cpp's. All in MiB."""
+    """Memory to plan with, and the two lines that are not llama.cpp's. All in MiB.
+
+    Raises:
+        UsageError: one of these two is negative or no number.
+    """
 
     mib: float
     source: str
@@ -42,6 +48,15 @@ class Limit:
     context_source: str
     margin_mib: float = MARGIN_MIB
     margin_source: str = "default"
+
+    def __post_init__(self) -> None:
+        for name, value in (("margin", self.margin_mib), ("context overhead", self.context_mib)):
+            if not 0 <= value < math.inf:
+                raise UsageError(
+                    f"the {name} is {value:g} MiB",
+                    why="it is memory that llama.cpp does not get, so it cannot be negative",
+                    fix="give 0 MiB or more",
+                )
 
 
 def limit_from_size(

@@ -110,8 +110,7 @@ def max_context(setup: Setup, limit: Limit, compute: ComputeSource) -> int:
     interpolated, and the answer itself is measured again and lowered until it holds.
     """
     step = PAD * setup.streams
-    trained = setup.target.context_length or 2**20
-    top = max(1, trained * (setup.parallel if setup.unified else setup.streams) // step)
+    top = max(1, (setup.trained_ctx or 2**20 * setup.parallel) // step)
 
     def at(n: int) -> Setup:
         return setup.with_(n_ctx=n * step)

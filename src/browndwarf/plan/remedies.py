@@ -58,12 +58,14 @@ class Remedy:
 @dataclass(frozen=True)
 class PlanAnswer:
     """A budget with what follows from it. ``together`` is the shortest run of remedies, in rank
-    order, that makes it fit; empty when it fits already, or when not even all of them do."""
+    order, that makes it fit; empty when it fits already, or when not even all of them do.
+    ``all_enough``: everything given up at once, smaller files and layers too, makes it fit."""
 
     budget: Budget
     max_ctx: int
     remedies: tuple[Remedy, ...]
     together: tuple[str, ...]
+    all_enough: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """The body of a ``plan`` document."""
@@ -72,6 +74,7 @@ class PlanAnswer:
             "max_ctx": self.max_ctx,
             "remedies": [remedy.as_json() for remedy in self.remedies],
             "together": list(self.together),
+            "all_enough": self.all_enough,
         }
 
 
@@ -105,7 +108,8 @@ def make_plan(setup: Setup, limit: Limit, compute: ComputeSource) -> PlanAnswer:
             break
     else:
         together = []
-    return PlanAnswer(base, longest, tuple(ranked), tuple(together))
+    enough = _all_enough(sums[-1] if sums else base) or any(remedy.enough for remedy in ranked)
+    return PlanAnswer(base, longest, tuple(ranked), tuple(together), enough)
 
 
 def _changes(setup: Setup) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -194,6 +198,16 @@ def _fewer_layers(base: Budget) -> Iterator[Remedy]:
                 {"gpu_layers": layers},
             )
             return
+
+
+def _all_enough(base: Budget) -> bool:
+    """Whether smaller files and fewer layers bridge what all changes of options leave."""
+    freed = {"head": 0.0, "target": 0.0, "layers": 0.0}
+    for remedy in [*_smaller_files(base), *_fewer_layers(base)]:
+        kind = remedy.what.split()[0]
+        freed[kind] = max(freed[kind], remedy.frees_mib)
+    # A weight cannot be both smaller and elsewhere.
+    return base.free_mib + freed["head"] + max(freed["target"], freed["layers"]) >= 0
 
 
 def _remedy(what: str, cost: str, base: Budget, other: Budget, options: dict[str, Any]) -> Remedy:

@@ -25,6 +25,7 @@ Backend = Literal["cuda", "rocm", "vulkan", "metal", "sycl", "cpu", "other"]
 PAD = 256
 DEFAULT_BATCH, DEFAULT_UBATCH, DEFAULT_SLOTS = 2048, 512, 4
 MAX_SLOTS = 256
+MAX_DRAFT = 64
 
 _ROLLS_BACK = frozenset(
     {
@@ -72,11 +73,15 @@ class Setup:
             ("parallel", 1, MAX_SLOTS),
             ("batch", 1, 2**20),
             ("ubatch", 1, 2**20),
-            ("n_max", 0, 1024),
+            ("n_max", 0, MAX_DRAFT),
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise UsageError(f"{name} is {value}", why=f"it must lie between {low} and {high}")
+                raise UsageError(
+                    f"{name} is {value}",
+                    why=f"it must lie between {low} and {high}",
+                    fix="choose a value in between",
+                )
         for name in ("kv_k", "kv_v", "draft_kv_k", "draft_kv_v"):
             if getattr(self, name) not in KV_TYPES:
                 raise UsageError(
@@ -111,6 +116,11 @@ class Setup:
     def real_ctx(self) -> int:
         """The context that llama.cpp makes of ``n_ctx``, over all slots."""
         return self.cells * self.streams
+
+    @property
+    def trained_ctx(self) -> int:
+        """The context over all slots that the model was trained for; 0 when it does not say."""
+        return self.target.context_length * self.parallel
 
     @property
     def real_ubatch(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,11 @@ from fakes import make_build
 # A busy machine must not fail a test.
 settings.register_profile("browndwarf", deadline=None)
 settings.load_profile("browndwarf")
+
+
+# A shell starts background jobs with SIGINT ignored, and children inherit that: the tests of
+# Ctrl-C would then wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

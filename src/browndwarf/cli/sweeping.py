@@ -135,14 +135,15 @@ def _measure(
         out.note(f"note: {note}")
     out.note(f"engine: {build.label}")
     out.note(f"run: {store.directory}")
-    with LiveSweep(out.console) as live, _budget(build) as fits:
+    listed = _devices(build)
+    with LiveSweep(out.console) as live, _budget(build, listed) as fits:
         engine = LocalEngine(
             build,
             plan,
             prepared.target,
             prepared.head,
             fits=fits,
-            device_mib=_only_device_mib(build),
+            device_mib=listed[0].total_mib if listed and len(listed) == 1 else None,
             on_make=lambda name: live.note(f"making {name}"),
             on_load=live.loading,
         )
@@ -178,19 +179,15 @@ def _devices(build: Build) -> list[ListedDevice] | None:
         return None
 
 
-def _only_device_mib(build: Build) -> float | None:
-    listed = _devices(build) or []
-    return listed[0].total_mib if len(listed) == 1 else None
-
-
 @contextmanager
-def _budget(build: Build) -> Iterator[Callable[[ServerOptions], dict[str, str] | None]]:
+def _budget(
+    build: Build, listed: list[ListedDevice] | None
+) -> Iterator[Callable[[ServerOptions], dict[str, str] | None]]:
     """The memory budget as a gate before each start. Silent where it could be wrong.
 
     Over several devices llama.cpp splits layers by rules of its own, which the budget does not
     follow; and devices inside a container are not the ones that a build here would list.
     """
-    listed = _devices(build)
     if listed is None or len(listed) > 1 or build.docker_image is not None:
         yield lambda _: None
         return

@@ -1,10 +1,10 @@
-"""Where does MTP stop paying on a large GPU? The Gemma-4-12B shape, base against MTP, served.
+"""Where does MTP stop paying on a large GPU? A Gemma-4 shape, base against MTP, served.
 
 Both servers hold the same target file; MTP adds the drafter with a given (synthetic) acceptance,
 so text is meaningless and speed is right. They alternate (A B B A A B) over concurrency 1 to 32,
 each point under a time cap, and are compared as ``browndwarf bench compare`` does.
 
-    python3 benchmarks/serving_gpu.py --out DIR [--dataset ShareGPT.json] [--n-max 4]
+    python3 benchmarks/serving_gpu.py --out DIR [--dataset SHAREGPT.json] [--shape gemma4-31b]
     python3 benchmarks/serving_gpu.py --target T.gguf --head H.gguf --out DIR
 
 Without ``--target`` a file of the shape with zero weights is written; a bias then makes it speak.
@@ -33,13 +33,13 @@ RATES = (0.80, 0.54, 0.43, 0.35)
 SPOKEN_TOKEN = 1000
 
 
-def make_models(folder: Path) -> tuple[Path, Path]:
-    """The 12B shape and its drafter with zero weights."""
+def make_models(folder: Path, name: str) -> tuple[Path, Path]:
+    """The shape and its drafter with zero weights."""
     from browndwarf.models.hollow import SHAPES, write_hollow, write_hollow_head
 
-    target, head = folder / "gemma4-12b.gguf", folder / "gemma4-12b-head.gguf"
-    write_hollow(target, SHAPES["gemma4-12b"])
-    write_hollow_head(head, SHAPES["gemma4-12b"])
+    target, head = folder / f"{name}.gguf", folder / f"{name}-head.gguf"
+    write_hollow(target, SHAPES[name])
+    write_hollow_head(head, SHAPES[name])
     return target, head
 
 
@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", type=Path)
     parser.add_argument("--head", type=Path)
+    parser.add_argument("--shape", default="gemma4-12b")
     parser.add_argument("--dataset", default="packaged")
     parser.add_argument("--concurrency", default="1,2,4,8,16,32")
     parser.add_argument("--n-max", type=int, default=2)
@@ -85,7 +86,7 @@ def main() -> None:
 
             target, head = demo.TARGET, demo.HEAD
         elif hollow:
-            target, head = make_models(Path(name))
+            target, head = make_models(Path(name), args.shape)
         else:
             target, head = args.target, args.head
         wanted = benching.settings(
@@ -106,7 +107,7 @@ def main() -> None:
             max_chars=4096,
             timeout="120s",
             load_timeout="10m",
-            label="gemma4-12b shape, zero weights" if hollow else target.stem,
+            label=f"{args.shape} shape, zero weights" if hollow else target.stem,
             llama_dir=args.llama_dir,
         )
         if hollow:

@@ -2,8 +2,8 @@
 
 The record that ``plan --quantize`` saves and ``quantize`` carries out. Everything needed to judge
 the plan later is in it: the file that it is for, the importance matrix, the budget, the weights
-of the loss, and what the stock types would have given. It holds no decision of its own; ``allocate``
-makes them.
+of the loss, and what the stock types would have given. The record decides nothing; ``allocate``
+does.
 
 ``tensors`` lists every tensor of the source in the file's order. ``chosen`` is False for those
 that llama-quantize copies as they are (norms, routers); their ``type`` is the source's and nothing
@@ -104,10 +104,10 @@ class QuantizationPlan(Record, frozen=True, kw_only=True):
     imatrix: str | None = None
     imatrix_sha256: str | None = None
     objective: Objective = "quality"
-    alphas: dict[str, float] = {}
+    alphas: dict[str, float] = msgspec.field(default_factory=dict)
     alphas_source: str = ""
     stock: tuple[StockChoice, ...] = ()
-    proxied: dict[str, str] = {}
+    proxied: dict[str, str] = msgspec.field(default_factory=dict)
     engine_sha: str = ""
     created: str = ""
     schema: str = f"{KIND}/{VERSION}"

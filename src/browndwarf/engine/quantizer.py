@@ -62,6 +62,7 @@ def quantize(
     *,
     allow_requantize: bool = False,
     tensor_types: Mapping[str, str] | Sequence[tuple[str, str]] | None = None,
+    tensor_type_file: Path | None = None,
     imatrix: Path | None = None,
     pure: bool = False,
     leave_output: bool = False,
@@ -73,6 +74,7 @@ def quantize(
     extra: Sequence[str] = (),
     timeout_s: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    check: Callable[[Path], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> QuantizeResult:
     """Quantize a GGUF. ``dest`` appears complete or not at all.
@@ -80,10 +82,13 @@ def quantize(
     Args:
         type: the file's type, such as ``Q4_K_M``; the rule for tensors not named.
         tensor_types: tensor name pattern -> type, for single tensors.
+        tensor_type_file: the same as ``PATTERN=TYPE`` lines, for more than a command line holds.
         dry_run: predict sizes and types, write nothing (``dest`` may be None).
         overwrite: replace an existing ``dest``.
         extra: any other argument of llama-quantize, as it is.
         on_progress: called with (tensors done, tensors in all).
+        check: called with the finished file before it gets its name; what it raises keeps the
+            file from appearing.
 
     Raises:
         ModelNotFound: no ``source``.
@@ -94,6 +99,8 @@ def quantize(
     need_file(source)
     if imatrix is not None:
         need_file(imatrix)
+    if tensor_type_file is not None:
+        need_file(tensor_type_file)
     pairs = list(tensor_types.items() if isinstance(tensor_types, Mapping) else tensor_types or ())
     args: list[str] = []
     for wanted, flag in (
@@ -105,6 +112,7 @@ def quantize(
             args.append(flag)
     for value, flag in (
         (imatrix, "--imatrix"),
+        (tensor_type_file, "--tensor-type-file"),
         (output_type, "--output-tensor-type"),
         (embedding_type, "--token-embedding-type"),
     ):
@@ -113,7 +121,7 @@ def quantize(
     for name, kind in pairs:
         args += ["--tensor-type", f"{name}={kind}"]
     args += extra
-    read_only = [source] + ([imatrix] if imatrix is not None else [])
+    read_only = [p for p in (source, imatrix, tensor_type_file) if p is not None]
 
     def call(flags: list[str], target: list[str], on_line: OnLine | None) -> ToolResult:
         tail = [type, *([str(threads)] if threads is not None else [])]
@@ -159,6 +167,8 @@ def quantize(
         done = call([], [str(partial)], _progress(on_progress))
         _sync(partial)
         size = partial.stat().st_size
+        if check is not None:
+            check(partial)
         partial.replace(dest)
     except ToolFailed as exc:
         if _ran_full(exc, dest, predicted, partial):

@@ -27,6 +27,7 @@ _FALLBACK = re.compile(
 )
 _QUANT_SIZE = re.compile(r"quant size\s*=\s*([\d.]+) MiB")
 _FINAL = re.compile(r"Final estimate: PPL = ([\d.einfa+-]+) \+/- ([\d.einfa+-]+)")
+_PASS = re.compile(r"([\d.]+) seconds per pass")
 _STAT = r"\s*:\s*(-?[\d.]+|-?nan|-?inf)\s*%?(?:\s*±\s*([\d.]+|-?nan|inf))?"
 _IDS = re.compile(r"\[[\d,\s]*\]")
 
@@ -156,6 +157,15 @@ def parse_perplexity(text: str, seconds: float) -> PerplexityResult | None:
         return None
     try:
         return PerplexityResult(float(final[1]), float(final[2]), seconds)
+    except ValueError:
+        return None
+
+
+def pass_seconds(text: str) -> float | None:
+    """Seconds of the first pass, as llama-imatrix and llama-perplexity state them."""
+    match = _PASS.search(text)
+    try:
+        return float(match[1]) if match else None
     except ValueError:
         return None
 

@@ -50,11 +50,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ImatrixResult:
-    """An importance matrix, and the perplexity that the tool measured on the way."""
+    """An importance matrix, and the perplexity that the tool measured on the way.
+
+    ``pass_s`` is what it says of its first pass over ``max(1, 2048 // ctx)`` chunks, in seconds.
+    """
 
     path: Path
     ppl: float | None
     seconds: float
+    pass_s: float | None = None
 
 
 def perplexity(
@@ -120,6 +124,10 @@ def imatrix(
     *,
     ctx: int = 512,
     chunks: int | None = None,
+    from_chunk: int = 0,
+    add_to: Path | None = None,
+    process_output: bool = False,
+    layers: int | None = None,
     threads: int | None = None,
     extra: Sequence[str] = (),
     timeout_s: float | None = None,
@@ -128,6 +136,15 @@ def imatrix(
 ) -> ImatrixResult:
     """Collect an importance matrix over a text; ``dest`` appears complete or not at all.
 
+    The tool does not look whether its own writing succeeded: read the file before relying on it.
+
+    Args:
+        chunks: at most so many, counted from ``from_chunk``.
+        from_chunk: first chunk of the text. More than two whole chunks must follow it.
+        add_to: an earlier result, whose sums and counts are added to.
+        process_output: collect for ``output.weight`` too.
+        layers: on the device; None lets llama.cpp fit them to its memory.
+
     Raises:
         ToolFailed and others: as ``run_tool``.
     """
@@ -135,9 +152,19 @@ def imatrix(
     need_file(text)
     partial = dest.with_name(f".{secrets.token_hex(4)}.partial.{dest.name}")
     args = ["-m", str(model), "-f", str(text), "-c", str(ctx), "-o", str(partial)]
-    args += _common(build, threads, tool="llama-imatrix")
+    if layers is not None:
+        args += [*_common(build, None, tool="llama-imatrix"), "-ngl", str(layers)]
+    if threads is not None:
+        args += ["-t", str(threads)]
     if chunks is not None:
         args += ["--chunks", str(chunks)]
+    if from_chunk:
+        args += ["--chunk", str(from_chunk)]
+    if add_to is not None:
+        need_file(add_to)
+        args += ["--in-file", _csv_field(add_to)]
+    if process_output:
+        args.append("--process-output")
     try:
         done = run_tool(
             build,
@@ -146,7 +173,7 @@ def imatrix(
             timeout_s=timeout_s,
             on_line=on_line,
             cancel=cancel,
-            read_only=[model, text],
+            read_only=[p for p in (model, text, add_to) if p is not None],
             writable=[dest.parent],
         )
         if not partial.is_file():
@@ -159,7 +186,12 @@ def imatrix(
     finally:
         partial.unlink(missing_ok=True)
     found = toolparse.parse_perplexity(done.output, done.seconds)
-    return ImatrixResult(dest, found.ppl if found is not None else None, done.seconds)
+    return ImatrixResult(
+        dest,
+        found.ppl if found is not None else None,
+        done.seconds,
+        toolparse.pass_seconds(done.output),
+    )
 
 
 def bench(
@@ -244,3 +276,9 @@ def _common(build: Build, threads: int | None, *, tool: str = "llama-perplexity"
     flags = tool_flags(build, tool)
     args = ["-fit", "off"] if "-fit" in flags else []
     return args + (["-t", str(threads)] if threads is not None else [])
+
+
+def _csv_field(path: Path) -> str:
+    """A path where the tool takes several in one word, with commas between them."""
+    text = str(path)
+    return '"' + text.replace('"', '""') + '"' if "," in text or '"' in text else text

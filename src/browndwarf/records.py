@@ -163,6 +163,7 @@ class CellRecord(Record, frozen=True, kw_only=True):
     watch: dict[str, float] = {}
     predicted: Prediction | None = None
     marks: tuple[str, ...] = ()
+    synthetic: bool = False
     error: dict[str, str] | None = None
     traces: tuple[RequestTrace, ...] = ()
     attempts: int = 1

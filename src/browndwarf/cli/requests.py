@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TypeVar
+
+import msgspec
 
 from browndwarf.engine.options import axis_to_option
 from browndwarf.engine.settings import parse_switch
 from browndwarf.errors import UsageError
+from browndwarf.models.filled import main_type, shape_named
+from browndwarf.models.hollow import SHAPES
 from browndwarf.models.resolve import resolve_model
 from browndwarf.sweep import launch, workload
+from browndwarf.sweep import synthetic as synthetic_models
 from browndwarf.sweep.cell import Settings
+from browndwarf.sweep.model import pooled_rates
 from browndwarf.sweep.planned import SweepPlan
-from browndwarf.sweep.space import Axes
+from browndwarf.sweep.sources import AS_IS
+from browndwarf.sweep.space import EMBEDDED, NO_HEAD, Axes
+from browndwarf.sweep.store import read_run
+from browndwarf.sweep.synthetic import Synthetic
 from browndwarf.units import parse_count
 
 T = TypeVar("T")
@@ -91,7 +101,7 @@ def axes(
 
 
 def plan(
-    model: str,
+    model: str | None,
     draft: str | None,
     the_axes: Axes,
     *,
@@ -109,8 +119,25 @@ def plan(
     try_anyway: bool = False,
     fast: bool = False,
     budget_s: float | None = None,
+    synthetic: str | None = None,
 ) -> SweepPlan:
-    """The plan of a sweep. MODEL ``demo`` brings its own head and held-out prompts."""
+    """The plan of a sweep. MODEL ``demo`` brings its own head and held-out prompts.
+
+    With ``synthetic`` there is no MODEL: random weights of that shape or header take its place.
+    """
+    spec = None
+    if synthetic is not None:
+        if rates is None:
+            raise UsageError(
+                "a synthetic model needs its acceptance given",
+                why="random weights accept nothing, so speculation would only cost",
+                fix="give --rates .80,.54,.43, or --rates RUN: the acceptance that a run measured",
+            )
+        spec, the_axes = _synthetic(synthetic, draft, the_axes)
+        first_head = next(iter(the_axes.head_type), "none")
+        model, draft = synthetic_models.paths(spec, the_axes.target_type[0], first_head)
+        natural_end = False
+    assert model is not None
     if model == "demo":
         draft = draft or "demo"
         loaded = tuple(_demo_workload(name) for name in split(workloads))
@@ -119,9 +146,12 @@ def plan(
     if len({w.name for w in loaded}) != len(loaded):
         raise UsageError("two workloads have the same name", fix="rename one of the files")
     synth_rates = _rates(rates, max(the_axes.n_max)) if rates else None
+    if spec is None:
+        model = str(resolve_model(model, "target").absolute())
+        draft = str(resolve_model(draft, "head").absolute()) if draft else None
     return SweepPlan(
-        model=str(resolve_model(model, "target").absolute()),
-        draft=str(resolve_model(draft, "head").absolute()) if draft else None,
+        model=model,
+        draft=draft,
         axes=the_axes,
         workloads=tuple(w.head(prompts) for w in loaded),
         settings=Settings(
@@ -134,6 +164,7 @@ def plan(
             synthetic=synth_rates is not None,
         ),
         synth_rates=synth_rates,
+        synthetic=spec,
         allow_busy=allow_busy,
         try_anyway=try_anyway,
         fast=fast,
@@ -141,6 +172,40 @@ def plan(
         llama_dir=llama_dir,
         docker=docker,
     )
+
+
+def _synthetic(text: str, draft: str | None, the_axes: Axes) -> tuple[Synthetic, Axes]:
+    """What to make, and the axes with the types that a named shape has by default."""
+    if text.lower() not in SHAPES:
+        if not (text == "demo" or text.startswith("hf:") or Path(text).expanduser().is_file()):
+            shape_named(text)
+        model = str(resolve_model(text, "target").absolute())
+        draft = "demo" if text == "demo" and draft is None else draft
+        head = str(resolve_model(draft, "head").absolute()) if draft else None
+        return Synthetic(model=model, draft=head), the_axes
+    if draft is not None:
+        raise UsageError(
+            "--draft does not go together with a named shape",
+            why="the shape brings the head that belongs to it",
+            fix="leave --draft out; --head-types chooses its types",
+        )
+    spec = Synthetic(shape=text.lower())
+    heads = the_axes.head_type or (("as-is",) if spec.has_drafter or spec.embedded else ())
+    default = EMBEDDED if spec.embedded else "Q8_0"
+    named = {
+        "target_type": _types(the_axes.target_type, "Q4_K"),
+        "head_type": _types(heads, default),
+    }
+    return spec, msgspec.structs.replace(the_axes, **named)
+
+
+def _types(names: Sequence[str], default: str) -> tuple[str, ...]:
+    """Types that can be written at random, ``as-is`` replaced by a default."""
+    found = [default if name.lower() == AS_IS else name for name in names]
+    for name in found:
+        if name.lower() not in (NO_HEAD, EMBEDDED):
+            main_type(name)
+    return tuple(n.lower() if n.lower() in (NO_HEAD, EMBEDDED) else n.upper() for n in found)
 
 
 def demo_plan(*, allow_busy: bool, llama_dir: str | None, docker: str | None) -> SweepPlan:
@@ -225,6 +290,8 @@ def _switch(text: str) -> bool:
 
 
 def _rates(text: str, n_max: int) -> tuple[float, ...]:
+    if (profile := run_of(text)) is not None:
+        return _measured_rates(profile, n_max)
     made = tuple(_probability(part) for part in split(text))
     if len(made) < n_max:
         raise UsageError(
@@ -238,3 +305,26 @@ def _rates(text: str, n_max: int) -> tuple[float, ...]:
             fix="write them in falling order, e.g. .80,.54,.43",
         )
     return made
+
+
+def run_of(text: str) -> Path | None:
+    """The run directory that ``text`` names, by path or by its name in runs/; None otherwise."""
+    places = (Path(text).expanduser(), Path("runs") / text)
+    return next((p for p in places if (p / "run.sqlite").is_file()), None)
+
+
+def _measured_rates(directory: Path, n_max: int) -> tuple[float, ...]:
+    """Acceptance per position that a run measured, over all its heads and texts.
+
+    Raises:
+        UsageError: it measured none, or none so deep.
+    """
+    made = pooled_rates(read_run(directory).cells)
+    if len(made) < n_max:
+        raise UsageError(
+            f"{directory} tells the acceptance of {len(made)} positions, and n_max goes to {n_max}",
+            fix=f"use --n-max up to {len(made)}, or give --rates as numbers"
+            if made
+            else "name a run that measured MTP cells, or give --rates as numbers",
+        )
+    return made[:n_max]

@@ -65,8 +65,15 @@ def sweep(
     rates: Annotated[
         str | None,
         typer.Option(
-            help="Synthetic acceptance per position, e.g. .80,.54,.43: invalid text, "
-            "right speed. Everything is labelled synthetic."
+            help="Synthetic acceptance per position, e.g. .80,.54,.43, or a run that measured "
+            "it: invalid text, right speed. Everything is labelled synthetic."
+        ),
+    ] = None,
+    synthetic: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of MODEL: random weights of a shape (gemma4-12b, qwen35-27b, ...) or "
+            "of a GGUF's header. Needs --rates; nothing is downloaded."
         ),
     ] = None,
     fast: Annotated[
@@ -127,9 +134,13 @@ def sweep(
             fast=fast,
         )
     else:
-        if model is None:
+        if (model is None) == (synthetic is None):
             raise UsageError(
-                "no model is named", fix="browndwarf sweep MODEL --draft HEAD, or browndwarf demo"
+                "no model is named"
+                if model is None
+                else "MODEL and --synthetic exclude each other",
+                fix="browndwarf sweep MODEL --draft HEAD, browndwarf sweep --synthetic SHAPE "
+                "--rates .80,.54,.43, or browndwarf demo",
             )
         axes = requests.axes(
             target_types=target_types,
@@ -164,8 +175,10 @@ def sweep(
             budget_s=parse_duration(budget) if budget else None,
             llama_dir=llama_dir,
             docker=docker,
+            synthetic=synthetic,
         )
-        directory = out_dir or sweeping.new_directory(Path(plan.model).stem)
+        named = plan.synthetic.label if plan.synthetic else Path(plan.model).stem
+        directory = out_dir or sweeping.new_directory(named)
         done = sweeping.start(plan, directory, out, patience_s=patience_s)
     _show(done.directory, out)
     if not done.answered:
@@ -273,8 +286,8 @@ def _show(directory: Path, out: Output) -> None:
     view = read_run(directory)
     verdict = analyse(view.cells, allow_busy=view.plan["allow_busy"])
     workloads = [w["name"] for w in view.plan["workloads"]]
-    if view.plan.get("synth_rates"):
-        out.text("SYNTHETIC acceptance: speeds are right for it, texts are not valid.")
+    for line in tables.synthetic_lines(view.plan):
+        out.text(line)
     out.table(tables.standings_table(verdict, workloads, width=out.result.width))
     if any(s.confirmed for s in verdict.standings):
         out.text(

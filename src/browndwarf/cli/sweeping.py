@@ -90,13 +90,14 @@ def new_directory(name: str) -> Path:
 def start(plan: SweepPlan, directory: Path, out: Output, *, patience_s: float) -> Done:
     """Begin a run in a new directory and measure it to the end."""
     build = find_engine(plan)
-    prepared = prepare(plan, build)
+    prepared = prepare(plan, build, on_make=_told(out))
     saved = msgspec.to_builtins(prepared.plan)
     with RunStore.create(directory, plan=saved, identity=prepared.identity) as store:
-        store.set_meta("machine", msgspec.to_builtins(machine(_devices(build) or [])))
+        listed = _devices(build)
+        store.set_meta("machine", msgspec.to_builtins(machine(listed or [])))
         store.set_meta("engine", msgspec.to_builtins(engine_record(build)))
         store.set_meta("models", msgspec.to_builtins(prepared.models))
-        return _measure(prepared, build, store, out, patience_s)
+        return _measure(prepared, build, listed, store, out, patience_s)
 
 
 def resume(
@@ -118,14 +119,23 @@ def resume(
             fast=plan.fast and fast,
         )
         build = find_engine(plan)
-        prepared = prepare(plan, build)
+        prepared = prepare(plan, build, on_make=_told(out))
         store.check_identity(prepared.identity)
         store.set_meta("plan", msgspec.to_builtins(prepared.plan))
-        return _measure(prepared, build, store, out, patience_s)
+        return _measure(prepared, build, _devices(build), store, out, patience_s)
+
+
+def _told(out: Output) -> Callable[[str], None]:
+    return lambda name: out.note(f"making {name}")
 
 
 def _measure(
-    prepared: Prepared, build: Build, store: RunStore, out: Output, patience_s: float
+    prepared: Prepared,
+    build: Build,
+    listed: list[ListedDevice] | None,
+    store: RunStore,
+    out: Output,
+    patience_s: float,
 ) -> Done:
     plan = prepared.plan
     # The embedded build is pinned: that it does not know its number says nothing.
@@ -135,7 +145,6 @@ def _measure(
         out.note(f"note: {note}")
     out.note(f"engine: {build.label}")
     out.note(f"run: {store.directory}")
-    listed = _devices(build)
     with LiveSweep(out.console) as live, _budget(build, listed) as fits:
         engine = LocalEngine(
             build,
@@ -218,7 +227,7 @@ def make_recipe(view: RunView, out: Output, *, smoke: bool, gate: bool = False) 
     """
     plan = saved_plan(view.plan, view.directory)
     build = find_engine(plan)
-    prepared = prepare(plan, build)
+    prepared = prepare(plan, build, on_make=_told(out))
     verdict = analyse(view.cells, allow_busy=view.plan["allow_busy"])
     standing = choose(verdict, run=str(view.directory))
     engine = LocalEngine(build, plan, prepared.target, prepared.head)
@@ -328,7 +337,8 @@ def payload(view: RunView, verdict: Verdict) -> dict[str, Any]:
         "machine": view.meta.get("machine"),
         "engine": view.meta.get("engine"),
         "models": view.meta.get("models"),
-        "synthetic": bool(view.plan.get("synth_rates")),
+        "synthetic": bool(view.plan.get("synth_rates") or view.plan.get("synthetic")),
+        "synthetic_model": view.plan.get("synthetic"),
         "baseline": _standing_cell(baseline),
         "winner": _standing_cell(winner),
         "speedup": _interval(winner),

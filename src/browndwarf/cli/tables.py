@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
 
 from rich.table import Table
 
@@ -144,6 +146,20 @@ def marks(cells: Sequence[CellRecord]) -> list[str]:
         for mark, n in counted.items()
         if n
     ]
+
+
+def synthetic_lines(plan: Mapping[str, Any]) -> list[str]:
+    """What of a run was made up, said before its table."""
+    lines = []
+    if spec := plan.get("synthetic"):
+        label = spec.get("shape") or f"the header of {PurePath(spec.get('model') or '').name}"
+        lines.append(f"SYNTHETIC model: random weights in the shape of {label}.")
+    if rates := plan.get("synth_rates"):
+        given = " ".join(f"{rate:.2f}" for rate in rates)
+        lines.append(
+            f"SYNTHETIC acceptance ({given}): speeds are right for it, texts are not valid."
+        )
+    return lines
 
 
 def predicted_line(verdict: Verdict, cells: Sequence[CellRecord]) -> list[str]:

@@ -46,6 +46,7 @@ class HollowShape:
     experts_used: int = 0
     expert_ff: int = 0
     recurrent_every: int = 0
+    state_heads: int = 32
     nextn: int = 0
     tied: bool = True
     full_has_v: bool = True
@@ -79,11 +80,19 @@ SHAPES: dict[str, HollowShape] = {
         "qwen35", 32, 4096, 12288, 16, (4, 4), (256, 256), 248320, recurrent_every=4, nextn=1,
         tied=False,
     ),
+    "qwen35-27b": HollowShape(
+        "qwen35", 64, 5120, 17408, 24, (4, 4), (256, 256), 248320, recurrent_every=4,
+        state_heads=48, nextn=1, tied=False,
+    ),
+    "gemma4-tiny": HollowShape(
+        "gemma4", 6, 512, 1024, 4, (2, 1), (64, 128), 4096, window=256, window_every=6,
+        full_has_v=False, head_width=256, head_layers=2, head_ff=512,
+    ),
     "llama-8b": HollowShape(
         "llama", 32, 4096, 14336, 32, (8, 8), (128, 128), 128256, tied=False,
     ),
 }  # fmt: skip
-"""The published sizes of each family, as their configurations give them."""
+"""The published sizes of each family, as their configurations give them; a tiny one to try out."""
 
 
 def scaled(shape: HollowShape, *, layers: int, vocab: int) -> HollowShape:
@@ -205,7 +214,7 @@ def _layer(table: _Table, shape: HollowShape, layer: int) -> None:
         table.ones(name + "post_norm.weight", d)
 
 
-_STATE, _GROUPS, _RANK, _CONV = 128, 16, 32, 4
+_STATE, _GROUPS, _CONV = 128, 16, 4
 
 
 def _qwen_layer(table: _Table, shape: HollowShape, layer: int, name: str) -> None:
@@ -213,15 +222,16 @@ def _qwen_layer(table: _Table, shape: HollowShape, layer: int, name: str) -> Non
     table.ones(name + "attn_norm.weight", d)
     table.ones(name + "post_attention_norm.weight", d)
     if layer < shape.layers and (layer + 1) % shape.recurrent_every:
-        values = _STATE * _RANK
+        rank = shape.state_heads
+        values = _STATE * rank
         conv = 2 * _STATE * _GROUPS + values
         table.add(name + "attn_qkv.weight", d, conv)
         table.add(name + "attn_gate.weight", d, values)
         table.rows.append((name + "ssm_conv1d.weight", (_CONV, conv), "F32"))
-        table.ones(name + "ssm_dt.bias", _RANK)
-        table.ones(name + "ssm_a", _RANK)
-        table.add(name + "ssm_beta.weight", d, _RANK)
-        table.add(name + "ssm_alpha.weight", d, _RANK)
+        table.ones(name + "ssm_dt.bias", rank)
+        table.ones(name + "ssm_a", rank)
+        table.add(name + "ssm_beta.weight", d, rank)
+        table.add(name + "ssm_alpha.weight", d, rank)
         table.ones(name + "ssm_norm.weight", _STATE)
         table.add(name + "ssm_out.weight", values, d)
     else:
@@ -343,9 +353,9 @@ def _keys(out: Any, arch: str, shape: HollowShape, head: bool) -> None:
             "nextn_predict_layers": shape.nextn,
             "full_attention_interval": shape.recurrent_every,
             "ssm.conv_kernel": _CONV,
-            "ssm.inner_size": _STATE * _RANK,
+            "ssm.inner_size": _STATE * shape.state_heads,
             "ssm.state_size": _STATE,
-            "ssm.time_step_rank": _RANK,
+            "ssm.time_step_rank": shape.state_heads,
             "ssm.group_count": _GROUPS,
         }
     for key, value in numbers.items():

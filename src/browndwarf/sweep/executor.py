@@ -28,6 +28,7 @@ from browndwarf.engine.tools import bench
 from browndwarf.engine.wire import SpecCounters
 from browndwarf.errors import EngineError, EngineUnsupported, ModelError, RequestFailed
 from browndwarf.models.gguf import read_model
+from browndwarf.sweep import synthetic
 from browndwarf.sweep.cell import Answer, Served, Settings
 from browndwarf.sweep.launch import server_options
 from browndwarf.sweep.planned import SweepPlan
@@ -262,6 +263,9 @@ class LocalEngine:
 
     def _make(self, source: Source, type_name: str, cancel: threading.Event) -> None:
         def make(path: Path, dest: Path, name: str) -> None:
+            if source.shape is not None:
+                synthetic.write(source, dest, name)
+                return
             requantize = source.type not in _HIGH_PRECISION
             result = quantize(
                 self._build, path, dest, name, allow_requantize=requantize, cancel=cancel

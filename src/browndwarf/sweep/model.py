@@ -230,6 +230,18 @@ def _profiles(
     return {key: counts.profile() for key, counts in found.items() if counts.accepted}
 
 
+def pooled_rates(cells: Sequence[CellRecord]) -> tuple[float, ...]:
+    """Unconditional acceptance per position over all cells; never rising. Empty without any."""
+    counts = _Counts()
+    for cell in cells:
+        if cell.status == "ok":
+            counts.add(cell)
+    rates: list[float] = []
+    for accepted, tried in zip(counts.accepted, counts.tried, strict=True):
+        rates.append(min(accepted / tried, *rates[-1:], 1.0))
+    return tuple(rates)
+
+
 def _interval(speed: float, relative: float) -> Prediction:
     spread = math.exp(Z90 * relative)
     return Prediction(decode_tok_s=speed, low=speed / spread, high=speed * spread)

@@ -13,6 +13,7 @@ import msgspec
 
 from browndwarf.sweep.cell import Job, Settings
 from browndwarf.sweep.space import Axes, Configuration, Group
+from browndwarf.sweep.synthetic import Synthetic
 from browndwarf.sweep.workload import Workload
 
 
@@ -27,6 +28,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
     llama_dir: str | None = None
     docker: str | None = None
     synth_rates: tuple[float, ...] | None = None
+    synthetic: Synthetic | None = None
     fast: bool = False
     budget_s: float | None = None
     confirm: bool = True

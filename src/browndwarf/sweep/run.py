@@ -226,7 +226,8 @@ class _Walk:
                         continue
                     made = model.predict(job.configuration, workload.name)
                     if made is not None:
-                        self._store.save(predicted(job, workload.name, made), flush=False)
+                        cell = self._labelled(predicted(job, workload.name, made))
+                        self._store.save(cell, flush=False)
 
     async def _job(self, job: Job, workloads: Sequence[Workload]) -> None:
         missing = [w for w in workloads if _id(job, w) not in self._have]
@@ -302,7 +303,7 @@ class _Walk:
         return True
 
     def _save(self, cell: CellRecord) -> None:
-        cell = msgspec.structs.replace(cell, engine_sha=self._engine.sha)
+        cell = self._labelled(cell)
         self._store.save(cell)
         self._have[cell.id] = self._seen[cell.id] = cell
         self._measured += 1
@@ -311,6 +312,11 @@ class _Walk:
         left = self._total - len(self._have)
         pace = (time.perf_counter() - self._clock) / self._measured
         self._listen(CellDone(cell, len(self._have), self._total, pace * left))
+
+    def _labelled(self, cell: CellRecord) -> CellRecord:
+        return msgspec.structs.replace(
+            cell, engine_sha=self._engine.sha, synthetic=self._plan.settings.synthetic
+        )
 
     def _overhead(self) -> tuple[float, float]:
         """Wall time so far over all passes, and the share of it that made no tokens."""

@@ -9,6 +9,7 @@ Example:
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import msgspec
 
 from browndwarf.engine.locate import Build
 from browndwarf.errors import RunFormatError, UsageError
+from browndwarf.models.filled import Role
 from browndwarf.models.gguf import ModelInfo, check_head, fingerprint, mismatch, read_model
 from browndwarf.records import EngineRecord, ModelRecord
+from browndwarf.sweep import synthetic
 from browndwarf.sweep.launch import check_plan
 from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.sources import AS_IS, Source, parse_type
@@ -37,14 +40,22 @@ class Prepared:
     notes: tuple[str, ...] = ()
 
 
-def prepare(plan: SweepPlan, build: Build, *, force_head: bool = False) -> Prepared:
-    """Check a plan against its files and the engine.
+def prepare(
+    plan: SweepPlan,
+    build: Build,
+    *,
+    force_head: bool = False,
+    on_make: Callable[[str], None] = lambda _: None,
+) -> Prepared:
+    """Check a plan against its files and the engine; a synthetic plan's files are made first.
 
     Raises:
         ModelNotFound, BadModelFile: a file is missing or damaged.
         HeadMismatch: the drafter does not belong to the target (``force_head`` overrides).
         UsageError, EngineUnsupported: an axis or option is impossible.
     """
+    if plan.synthetic is not None:
+        synthetic.ensure(plan.synthetic, plan.model, plan.draft, on_make)
     target_info = read_model(plan.model)
     head_info = read_model(plan.draft) if plan.draft else None
     notes: list[str] = []
@@ -55,8 +66,8 @@ def prepare(plan: SweepPlan, build: Build, *, force_head: bool = False) -> Prepa
         notes += match.notes
     plan = msgspec.structs.replace(plan, axes=_complete(plan.axes, target_info, head_info))
     check_plan(plan, build)
-    target = _source(target_info)
-    head = _source(head_info) if head_info else None
+    target = _source(target_info, plan.synthetic, "target")
+    head = _source(head_info, plan.synthetic, "head") if head_info else None
     records = [_record(target_info, target)]
     if head_info is not None and head is not None:
         records.append(_record(head_info, head))
@@ -104,7 +115,10 @@ def _complete(axes: Axes, target: ModelInfo, head: ModelInfo | None) -> Axes:
     )
 
 
-def _source(info: ModelInfo) -> Source:
+def _source(info: ModelInfo, spec: synthetic.Synthetic | None, role: Role) -> Source:
+    made = synthetic.source_of(spec, str(info.path), role) if spec is not None else None
+    if made is not None:
+        return made
     return Source(path=str(info.path), type=info.file_type, fingerprint=fingerprint(info.path))
 
 
@@ -113,7 +127,7 @@ def _record(info: ModelInfo, source: Source) -> ModelRecord:
         path=str(Path(source.path).resolve()),
         name=info.name,
         architecture=info.architecture,
-        type=info.file_type,
+        type=source.type,
         size_bytes=info.file_bytes,
         fingerprint=source.fingerprint,
     )

@@ -2,7 +2,8 @@
 
 A type that does not exist yet is made with llama-quantize into a cache, under a name that
 holds the source's content fingerprint and the engine's commit: another source or another
-quantizer never reuses it. The source's own type costs nothing.
+quantizer never reuses it. The source's own type costs nothing. The cache is bounded: the least
+recently used files go first.
 
 Example:
     >>> files = await make_variants(maker, Path("m.gguf"), ["Q8_0", "Q4_0"])  # doctest: +SKIP
@@ -10,16 +11,19 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 import platformdirs
 
 from browndwarf.errors import UsageError
 from browndwarf.files import storage_error
+from browndwarf.units import GIB, parse_bytes
 
 #: What llama-quantize accepts and what a sweep may therefore ask for.
 KNOWN_TYPES = frozenset(
@@ -34,13 +38,24 @@ _SAME_AS = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 #: "Whatever the file is": the file is used as it stands.
 AS_IS = "as-is"
 
+#: What a cache folder may hold unless the user says otherwise.
+DEFAULT_CACHE_BYTES = 64 * GIB
+#: A file that was used within so many seconds is never removed from the cache.
+KEPT_S = 86_400.0
+
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """A model file: where, what it holds, and its content's fingerprint."""
+    """A model file: where, what it holds, and its content's fingerprint.
+
+    ``shape`` names the shape of a synthetic source: its other types lie beside it and are
+    written like it, not quantized from it.
+    """
 
     path: str
     type: str
     fingerprint: str
+    shape: str | None = None
+    role: Literal["target", "head"] = "target"
 
 
 class Maker(Protocol):
@@ -83,6 +98,8 @@ def variant_path(
     """Where a type made from ``source`` by this engine is kept."""
     if type_name == AS_IS or _canonical(type_name) == _canonical(source.type):
         return Path(source.path)
+    if source.shape is not None:
+        return Path(source.path).with_name(f"{source.shape}-{source.role}-{type_name}.gguf")
     folder = cache or cache_folder() / "variants"
     digest = source.fingerprint.removeprefix("sha256:")[:16]
     return folder / f"{Path(source.path).stem}-{digest}-{engine_sha[:9] or 'x'}-{type_name}.gguf"
@@ -108,6 +125,7 @@ def ensure_variant(
         return path
     if path.exists() and not intact(path):
         path.unlink(missing_ok=True)
+    touch(path)
     if not path.exists():
         on_make(type_name)
         try:
@@ -117,4 +135,44 @@ def ensure_variant(
             fix = "name a folder that may be written in the environment variable BROWNDWARF_CACHE"
             raise type(error)(error.what, why=error.why, fix=fix) from exc
         make(Path(source.path), path, type_name)
+        prune(path.parent)
     return path
+
+
+def touch(path: Path) -> None:
+    """Note that a cached file was used now; a missing or foreign one is left as it is."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
+
+
+def cache_limit() -> int:
+    """Bytes that a cache folder may hold: ``BROWNDWARF_CACHE_SIZE``, or 64 GiB.
+
+    Raises:
+        UsageError: the variable holds no size.
+    """
+    text = os.environ.get("BROWNDWARF_CACHE_SIZE")
+    return parse_bytes(text) if text else DEFAULT_CACHE_BYTES
+
+
+def prune(folder: Path) -> list[Path]:
+    """Remove the least recently used models until the folder is within ``cache_limit``.
+
+    Files that were used within a day stay, so that a running sweep keeps what it will need.
+    Returns what was removed.
+    """
+    found: list[tuple[float, int, Path]] = []
+    for path in folder.glob("*.gguf"):
+        with contextlib.suppress(OSError):  # another process removed it meanwhile
+            status = path.stat()
+            found.append((status.st_mtime, status.st_size, path))
+    left = sum(size for _, size, _ in found) - cache_limit()
+    removed = []
+    for used, size, path in sorted(found):
+        if left <= 0 or time.time() - used < KEPT_S:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(path)
+            left -= size
+    return removed

@@ -18,6 +18,7 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from browndwarf.models.ggml_types import row_bytes
 from browndwarf.models.gguf import Block, ModelInfo, Tensor
@@ -32,6 +33,7 @@ _HOST_ONLY = frozenset(
         "per_layer_token_embd.weight",
     }
 )
+Place = Literal["device", "host", "unused"]
 _UNUSED = ("mtp.masked_embd", "masked_embd", "nextn.masked_embd")
 
 
@@ -52,19 +54,32 @@ class KvBytes:
     host: int
 
 
+def tensor_place(setup: Setup, tensor: Tensor) -> Place:
+    """Where one tensor of the target counts. On a CPU all that is loaded is ``device``.
+
+    A tied embedding is ``device``: its copy as the output matrix goes there. Its other copy stays
+    in RAM.
+    """
+    if not setup.draft and _is_nextn(setup.target, tensor):
+        return "unused"
+    if setup.on_cpu:
+        return "device"
+    if tensor.name in _HOST_ONLY:
+        output = tensor.name == "token_embd.weight" and setup.target.tied
+        return "device" if output else "host"
+    layer = _layer_of(tensor)
+    return "device" if layer is None or setup.on_device(layer) else "host"
+
+
 def target_weights(setup: Setup) -> Placed:
     """Where the target's weights go. On a CPU all are ``device``, repacked copies included."""
-    used = [t for t in setup.target.tensors if setup.draft or not _is_nextn(setup.target, t)]
+    places = [(t, tensor_place(setup, t)) for t in setup.target.tensors]
     if setup.on_cpu:
+        used = [t for t, place in places if place != "unused"]
         return Placed(_on_cpu(setup, setup.target, used), 0)
-    device = host = 0
-    for tensor in used:
-        layer = _layer_of(tensor)
-        if tensor.name in _HOST_ONLY or (layer is not None and not setup.on_device(layer)):
-            host += tensor.bytes
-        else:
-            device += tensor.bytes
-    return Placed(device + _tied_copy(setup.target), host)
+    device = sum(t.bytes for t, place in places if place == "device")
+    host = sum(t.bytes for t, place in places if place == "host")
+    return Placed(device, host + _tied_copy(setup.target))
 
 
 def head_weights(setup: Setup) -> Placed:

@@ -1,0 +1,231 @@
+"""The types of a whole model: what can be chosen, what it weighs, and the choice for a budget.
+
+A ``Slot`` is one tensor with its options; ``make_slots`` lists them once the errors are known.
+``choose`` spends a budget of device bytes on those that live there, and gives the others, which
+cost the device nothing, the best that a cap on RAM allows. ``assess`` measures a given choice, such
+as a stock mix, in the same units.
+
+Speed enters as a second cost, the time of one verify batch (``speed``):
+
+    minimise  loss / loss_q + w * time / time_q    within the bytes,
+
+where loss_q and time_q are those of the choice for quality alone. ``balanced`` is w = 1: at the
+margin, one percent of time is worth one percent of loss. ``speed`` takes the largest w with a loss
+of at most ``SPEED_LOSS`` times loss_q.
+
+Example:
+    slots = make_slots(...)
+    found = choose(slots, budget=6_000_000_000)
+    found.types["blk.0.attn_v.weight"], found.loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from browndwarf.models.gguf import ModelInfo, Tensor
+from browndwarf.plan.allocate import NothingFits, allocate
+from browndwarf.plan.legal import tensor_bytes
+from browndwarf.plan.quantization import Objective
+from browndwarf.plan.sizes import Place
+
+SPEED_LOSS = 1.10
+_STEPS = 14
+
+Errors = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor and its options. A tensor that is copied as it is has one.
+
+    Attributes:
+        losses: alpha x relative error, by type.
+        times: milliseconds of one verify batch, by type; empty when speed does not count.
+    """
+
+    tensor: Tensor
+    place: Place
+    chosen: bool
+    bytes: Mapping[str, int]
+    losses: Mapping[str, float]
+    times: Mapping[str, float]
+
+    @property
+    def options(self) -> list[str]:
+        """Names of the types."""
+        return list(self.bytes)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A type for every tensor, with its sums. ``bound`` is the least loss that any choice within
+    the device budget could have (host tensors as chosen); ``per_gib`` the loss that one more GiB
+    saves at the margin."""
+
+    types: Mapping[str, str]
+    device_bytes: int
+    file_bytes: int
+    loss: float
+    time_ms: float = 0.0
+    bound: float = 0.0
+    per_gib: float = 0.0
+
+
+def make_slots(
+    model: ModelInfo,
+    places: Mapping[str, Place],
+    options: Mapping[str, Sequence[str]],
+    errors: Errors,
+    alphas: Mapping[str, float],
+    times: Callable[[Tensor, str], float] | None = None,
+) -> list[Slot]:
+    """One slot per tensor, in the file's order.
+
+    Args:
+        options: legal types of the tensors that llama-quantize quantizes; others are copied.
+        errors: relative error by tensor and type.
+        times: milliseconds of a verify batch for a tensor in a type.
+    """
+    slots = []
+    for tensor in model.tensors:
+        kinds = options.get(tensor.name)
+        chosen = kinds is not None
+        known = errors.get(tensor.name, {})
+        alpha = alphas.get(tensor.name, 1.0)
+        kinds = kinds if kinds is not None else (tensor.type,)
+        place = places[tensor.name]
+        timed = times is not None and chosen and place == "device"
+        slots.append(
+            Slot(
+                tensor,
+                place,
+                chosen,
+                {k: tensor_bytes(tensor, k) if chosen else tensor.bytes for k in kinds},
+                {k: alpha * known.get(k, 0.0) for k in kinds},
+                {k: times(tensor, k) for k in kinds} if timed and times is not None else {},
+            )
+        )
+    return slots
+
+
+def smallest(slots: Sequence[Slot]) -> int:
+    """The fewest device bytes that any choice takes."""
+    return sum(min(s.bytes.values()) for s in slots if s.place == "device")
+
+
+def largest(slots: Sequence[Slot]) -> int:
+    """Device bytes of the best types everywhere; more buys nothing."""
+    return sum(
+        s.bytes[min(s.options, key=lambda k: (s.losses[k], s.bytes[k]))]
+        for s in slots
+        if s.place == "device"
+    )
+
+
+def choose(
+    slots: Sequence[Slot],
+    budget: int,
+    *,
+    host_cap: int | None = None,
+    objective: Objective = "quality",
+    tolerance: float = 1e-3,
+) -> Choice:
+    """The choice of least loss within ``budget`` device bytes.
+
+    Args:
+        host_cap: most bytes of the tensors that are not on the device; None for no cap.
+
+    Raises:
+        NothingFits: the budget, or the cap, is below the smallest possible.
+    """
+    there = [s for s in slots if s.place == "device"]
+    beside = [s for s in slots if s.place != "device"]
+    cap = sum(max(s.bytes.values()) for s in beside) if host_cap is None else host_cap
+    kept = _solve(beside, cap, tolerance, None)[0]
+    types, bound, price = _solve(there, budget, tolerance, None)
+    best = assess(slots, types | kept)
+    if objective != "quality" and best.time_ms > 0 and best.loss > 0:
+
+        def weighed(weight: float) -> Choice:
+            found = _solve(there, budget, tolerance, (weight, best.loss, best.time_ms))[0]
+            return assess(slots, found | kept)
+
+        best_of_quality, best = best, weighed(1.0)
+        if objective == "speed":
+            best = _fastest(weighed, best_of_quality)
+    host_loss = sum(s.losses[kept[s.tensor.name]] for s in beside)
+    return Choice(
+        types=best.types,
+        device_bytes=best.device_bytes,
+        file_bytes=best.file_bytes,
+        loss=best.loss,
+        time_ms=best.time_ms,
+        bound=bound + host_loss,
+        per_gib=price * 2**30,
+    )
+
+
+def assess(slots: Sequence[Slot], types: Mapping[str, str]) -> Choice:
+    """The sums of a given choice. Types must be among the slots' options."""
+    return Choice(
+        types=types,
+        device_bytes=sum(s.bytes[types[s.tensor.name]] for s in slots if s.place == "device"),
+        file_bytes=sum(s.bytes[types[s.tensor.name]] for s in slots),
+        loss=sum(s.losses[types[s.tensor.name]] for s in slots),
+        time_ms=sum(s.times[types[s.tensor.name]] for s in slots if s.times),
+    )
+
+
+def _solve(
+    slots: Sequence[Slot],
+    budget: int,
+    tolerance: float,
+    speed: tuple[float, float, float] | None,
+) -> tuple[dict[str, str], float, float]:
+    """Types, the bound on the loss, and the price of a byte."""
+    if not slots:
+        return {}, 0.0, 0.0
+
+    def value(slot: Slot, kind: str) -> float:
+        if speed is None:
+            return slot.losses[kind]
+        weight, loss, time = speed
+        return slot.losses[kind] / loss + weight * slot.times.get(kind, 0.0) / time
+
+    found = allocate(
+        [list(s.bytes.values()) for s in slots],
+        [[value(s, kind) for kind in s.options] for s in slots],
+        budget,
+        tolerance=tolerance,
+    )
+    types = {s.tensor.name: s.options[at] for s, at in zip(slots, found.choice, strict=True)}
+    return types, found.bound, found.price
+
+
+def _fastest(weighed: Callable[[float], Choice], quality: Choice) -> Choice:
+    """The largest weight of time whose loss is within ``SPEED_LOSS`` of the least."""
+    low, high, best = 0.0, 1000.0, quality
+    for _ in range(_STEPS):
+        # Weights matter by their ratio: halve on a logarithmic scale.
+        middle = (max(low, 1e-3) * high) ** 0.5
+        found = weighed(middle)
+        if found.loss <= SPEED_LOSS * quality.loss:
+            low = middle
+            best = min(best, found, key=lambda c: c.time_ms)
+        else:
+            high = middle
+    return best
+
+
+__all__ = [
+    "Choice",
+    "NothingFits",
+    "Slot",
+    "assess",
+    "choose",
+    "largest",
+    "make_slots",
+    "smallest",
+]

@@ -12,8 +12,8 @@ import pytest
 from browndwarf.decode.session import SessionStore
 from browndwarf.decode.session_file import SessionFile
 from browndwarf.decode.session_records import Snapshot
-from browndwarf.decode.state_delta import assemble, describe
-from browndwarf.decode.state_layout import parse, runs
+from browndwarf.decode.state_delta import Assembly, StateRecord, describe
+from browndwarf.decode.state_layout import Bytes, parse, runs
 from browndwarf.errors import (
     DiskFull,
     RunChanged,
@@ -291,13 +291,24 @@ def test_unknown_forms_are_saved_whole(store: SessionStore) -> None:
     assert np.array_equal(store.load("a", FINGERPRINT).states["target"], strange.states["target"])
 
 
+def assemble(records: list[StateRecord], payloads: list[Bytes], step: int = 1 << 20) -> Bytes:
+    """All payloads put in place, in pieces of ``step`` bytes, the last ones first."""
+    made = Assembly(records)
+    assert made.lengths == [payload.nbytes for payload in payloads]
+    for number, payload in enumerate(payloads):
+        for at in reversed(range(0, payload.nbytes, step)):
+            made.place(number, at, payload[at : at + step])
+    return made.finish()
+
+
 def test_records_that_contradict_each_other_are_refused() -> None:
     one = state(50)
     first, pieces = describe(one, parse(one), None, 0)
     later = state(60)
     second, more = describe(later, parse(later), parse(one), 50)
     payloads = [np.concatenate(pieces), np.concatenate(more)]
-    assert np.array_equal(assemble([first, second], payloads), later)
+    for step in (1, 7, 100, 1 << 20):
+        assert np.array_equal(assemble([first, second], payloads, step), later)
     with pytest.raises(ValueError, match="record"):
         assemble([second], payloads[1:])
     changed = payloads[0].copy()

@@ -24,6 +24,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,9 @@ import filelock
 import msgspec
 import numpy as np
 
-from browndwarf.decode.session_file import Contents, Disk, SessionFile, damaged
+from browndwarf.decode.session_file import Contents, Disk, Section, SessionFile, Sink, damaged
 from browndwarf.decode.session_records import About, Note, Saved, SessionInfo, Snapshot
-from browndwarf.decode.state_delta import assemble, describe
+from browndwarf.decode.state_delta import Assembly, describe
 from browndwarf.decode.state_layout import Bytes, parse
 from browndwarf.errors import RunChanged, RunFormatError, StorageError, UsageError
 from browndwarf.files import storage_errors
@@ -145,7 +146,7 @@ class SessionStore:
         if not snapshot.layouts or snapshot.unchanged <= 0:
             return None
         try:
-            contents = file.read_small()
+            contents = file.read()
             about = _about(file.folder, contents)
             notes = _notes(file.folder, contents)
         except (FileNotFoundError, RunFormatError):
@@ -172,7 +173,7 @@ class SessionStore:
         """
         file = self._file(name)
         try:
-            contents = file.read() if states else file.read_small()
+            contents = file.read()
         except FileNotFoundError as exc:
             raise _unknown(name) from exc
         about = _about(file.folder, contents)
@@ -291,9 +292,17 @@ def _replay(contents: Contents, notes: list[Note], states: bool) -> Snapshot:
         snapshot.kept = 0
         return snapshot
     holding = [note for note in notes if note.states]
+    parts: list[tuple[Section, Sink]] = []
+    assemblies: dict[str, Assembly] = {}
     for key in holding[-1].states:
-        payloads = contents.sections(f"state:{key}")
-        snapshot.states[key] = assemble([note.states[key] for note in holding], payloads)
+        made = assemblies[key] = Assembly([note.states[key] for note in holding])
+        sections = contents.named(f"state:{key}")
+        if [section.length for section in sections] != made.lengths:
+            raise ValueError("a record's length does not agree with its description")
+        parts += [(section, partial(made.place, i)) for i, section in enumerate(sections)]
+    contents.spread(parts)
+    for key, made in assemblies.items():
+        snapshot.states[key] = made.finish()
         snapshot.layouts[key] = parse(snapshot.states[key])
     snapshot.kept = holding[-1].kept
     snapshot.unchanged = snapshot.kept

@@ -5,6 +5,9 @@ every section with its length and checksum, is replaced as a whole. Until that m
 state is untouched, and what a killed writer left behind the listed end is overwritten later. So a
 session is always the last one that was saved, or is refused with the reason.
 
+Sections are stored in parts, each with a checksum and compressed by itself, so that several threads
+can read them at once: a part is read, checked and handed on while it is in a core's cache.
+
 All access to the disk goes through ``Disk``, so that tests can fail any of it.
 
 Example:
@@ -19,33 +22,53 @@ import contextlib
 import hashlib
 import importlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
+import xxhash
 
 from browndwarf.decode.state_layout import Bytes
 from browndwarf.errors import RunFormatError
 from browndwarf.files import storage_errors
 
-_MAGIC = b"browndwarf-session 1 "
+_FAMILY = b"browndwarf-session "
+_MAGIC = _FAMILY + b"2 "
 _DIGEST = 32
-_PART = 16 << 20
+_PART = 4 << 20
 _MAX_MANIFEST = 64 << 20
+_THREADS = min(16, os.cpu_count() or 1)
+
+T = TypeVar("T")
+Sink = Callable[[int, Bytes], None]
+"""Takes a piece of a section and where it begins; the piece is valid until the call returns."""
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """At most 4 MiB of a section: bytes in the file and their checksum."""
+
+    stored: int
+    checksum: str
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A named piece of the data file. Parts of at most 16 MiB have a checksum each."""
+    """A named piece of the data file; its parts lie one after the other from ``offset`` on."""
 
     name: str
     record: int
     offset: int
     length: int
-    checksums: list[str]
+    parts: list[Part]
     codec: str = "none"
-    stored: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Bytes in the file."""
+        return sum(part.stored for part in self.parts)
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -88,45 +111,100 @@ class Disk:
         """Delete a file that may be gone already."""
         path.unlink(missing_ok=True)
 
-    def read(self, path: Path) -> Bytes:
-        """A whole file."""
-        return np.fromfile(path, np.uint8)
+    def read(self, path: Path, offset: int, out: Bytes) -> int:
+        """Fill ``out`` from ``offset`` on; the bytes that were there."""
+        with path.open("rb", buffering=0) as stream:
+            stream.seek(offset)
+            got = 0
+            while got < out.nbytes and (more := stream.readinto(out[got:].data)):
+                got += more
+            return got
 
 
 class Contents:
-    """A session's manifest and data, checked section by section as they are asked for."""
+    """A session's manifest, and its data section by section as they are asked for."""
 
-    def __init__(self, path: Path, manifest: Manifest, data: Bytes | Path) -> None:
-        """``data`` is the data file's content, or its path, to read only what is asked for."""
+    def __init__(self, folder: Path, manifest: Manifest, disk: Disk) -> None:
         self.manifest = manifest
-        self._path = path
-        self._data = data
+        self._folder = folder
+        self._path = folder / manifest.data
+        self._disk = disk
+
+    def named(self, name: str) -> list[Section]:
+        """The sections of a name in the order of records."""
+        return [s for s in self.manifest.sections if s.name == name]
 
     def sections(self, name: str) -> list[Bytes]:
-        """All sections of a name in the order of records, checked.
+        """Their contents, checked.
 
         Raises:
             RunFormatError: one is damaged.
         """
-        found = [s for s in self.manifest.sections if s.name == name]
-        return [self._checked(section) for section in found]
+        return [self._content(section) for section in self.named(name)]
 
-    def _checked(self, section: Section) -> Bytes:
-        stored = self._stored(section)
-        parts = [stored[i : i + _PART] for i in range(0, max(len(stored), 1), _PART)]
-        if len(stored) != section.stored or _checksums(parts) != section.checksums:
-            raise damaged(
-                self._path, f"section {section.name!r} of record {section.record} is damaged"
-            )
-        if section.codec == "none":
-            return stored
-        return _expand(self._path, section, stored)
+    def _content(self, section: Section) -> Bytes:
+        if section.length > len(section.parts) * _PART:
+            raise self._wrong(section)
+        content: Bytes = np.empty(section.length, np.uint8)
 
-    def _stored(self, section: Section) -> Bytes:
-        if isinstance(self._data, Path):
-            with storage_errors(self._data, "read a session"):
-                return np.fromfile(self._data, np.uint8, section.stored, offset=section.offset)
-        return self._data[section.offset : section.offset + section.stored]
+        def keep(at: int, piece: Bytes) -> None:
+            content[at : at + piece.nbytes] = piece
+
+        self.spread([(section, keep)])
+        return content
+
+    def spread(self, wanted: Sequence[tuple[Section, Sink]]) -> None:
+        """Read sections in parts, in no order and by several threads, and hand each part to its
+        section's sink when it was found sound.
+
+        Raises:
+            RunFormatError: one is damaged; its sink has had only what is sound.
+        """
+        jobs: list[tuple[Section, Sink, int, int]] = []
+        for section, sink in wanted:
+            place = section.offset
+            for i, part in enumerate(section.parts):
+                jobs.append((section, sink, i, place))
+                place += part.stored
+        local = threading.local()
+
+        def work(job: tuple[Section, Sink, int, int]) -> None:
+            if not hasattr(local, "buffer"):
+                local.buffer = np.empty(_PART, np.uint8)
+            section, sink, i, place = job
+            sink(i * _PART, self._part(section, i, place, local.buffer))
+
+        with storage_errors(self._path, "read a session"):
+            if len(jobs) < 2:
+                for job in jobs:
+                    work(job)
+                return
+            with ThreadPoolExecutor(min(_THREADS, len(jobs))) as pool:
+                for _ in pool.map(work, jobs):
+                    pass
+
+    def _part(self, section: Section, number: int, place: int, buffer: Bytes) -> Bytes:
+        """One part's content, checked; in ``buffer`` where it fits."""
+        part = section.parts[number]
+        length = min(_PART, section.length - number * _PART)
+        if (
+            length < 0
+            or not 0 <= part.stored <= 2 * _PART
+            or place + part.stored > self.manifest.end
+        ):
+            raise self._wrong(section)
+        stored = buffer[: part.stored] if part.stored <= _PART else np.empty(part.stored, np.uint8)
+        got = self._disk.read(self._path, place, stored)
+        if got != part.stored or _checksum(stored) != part.checksum:
+            raise self._wrong(section)
+        content = stored if section.codec == "none" else _expand(self._folder, section, stored)
+        if content.nbytes != length:
+            raise self._wrong(section)
+        return content
+
+    def _wrong(self, section: Section) -> RunFormatError:
+        why = f"section {section.name!r} of record {section.record} is damaged"
+        return damaged(self._folder, why)
 
 
 class SessionFile:
@@ -151,7 +229,10 @@ class SessionFile:
         with storage_errors(path, "read a session"):
             if path.stat().st_size > _MAX_MANIFEST:
                 raise damaged(self.folder, "its manifest is too long")
-            text = self._disk.read(path).tobytes()
+            content: Bytes = np.empty(path.stat().st_size, np.uint8)
+            text = content[: self._disk.read(path, 0, content)].tobytes()
+        if text.startswith(_FAMILY) and not text.startswith(_MAGIC):
+            raise damaged(self.folder, "another version of browndwarf saved it, or it is damaged")
         head = len(_MAGIC) + _DIGEST + 1
         body = text[head:]
         if not text.startswith(_MAGIC) or text[:head] != _head(body):
@@ -165,20 +246,12 @@ class SessionFile:
         return manifest
 
     def read(self) -> Contents:
-        """Manifest and data. Raises as ``manifest`` does, and where the data is missing."""
-        small = self.read_small()
-        path = self.folder / small.manifest.data
-        with storage_errors(path, "read a session"):
-            data = self._disk.read(path)
-        return Contents(self.folder, small.manifest, data)
-
-    def read_small(self) -> Contents:
-        """As ``read``, but of the data only the sections that are asked for."""
+        """The manifest, and the data for reading. Raises as ``manifest`` does, and where the data
+        is missing."""
         manifest = self.manifest()
-        path = self.folder / manifest.data
-        if not path.is_file():
+        if not (self.folder / manifest.data).is_file():
             raise damaged(self.folder, "its data file is missing")
-        return Contents(self.folder, manifest, path)
+        return Contents(self.folder, manifest, self._disk)
 
     def write(self, sections: Mapping[str, Sequence[Bytes]], about: bytes, *, append: bool) -> int:
         """Add a record, or begin anew with it; returns the bytes written.
@@ -229,12 +302,12 @@ class SessionFile:
         self, name: str, record: int, offset: int, content: Sequence[Bytes]
     ) -> tuple[Section, list[Bytes]]:
         length = sum(piece.nbytes for piece in content)
-        codec, stored = "none", list(content)
+        codec, stored = "none", _parts(content)
         if self._compress and length > 4096:
-            codec, stored = "zstd", [_shrink(content)]
-        size = sum(piece.nbytes for piece in stored)
-        checksums = _checksums(_parts(stored))
-        return Section(name, record, offset, length, checksums, codec, size), stored
+            codec, stored = "zstd", _by_threads(_shrink, stored)
+        sums = _by_threads(_checksum, stored)
+        parts = [Part(p.nbytes, text) for p, text in zip(stored, sums, strict=True)]
+        return Section(name, record, offset, length, parts, codec), stored
 
 
 def damaged(folder: Path, why: str) -> RunFormatError:
@@ -251,7 +324,7 @@ def _head(body: bytes) -> bytes:
 
 
 def _parts(pieces: Sequence[Bytes]) -> list[Bytes]:
-    """The pieces as one stream, cut every 16 MiB; copies only where a part spans pieces."""
+    """The pieces as one stream, cut every 4 MiB; copies only where a part spans pieces."""
     parts: list[Bytes] = []
     pending: list[Bytes] = []
     room = _PART
@@ -265,36 +338,38 @@ def _parts(pieces: Sequence[Bytes]) -> list[Bytes]:
             if not room:
                 parts.append(pending[0] if len(pending) == 1 else np.concatenate(pending))
                 pending, room = [], _PART
-    if pending or not parts:
-        parts.append(np.concatenate(pending) if pending else np.empty(0, np.uint8))
+    if pending:
+        parts.append(np.concatenate(pending))
     return parts
 
 
-def _checksums(parts: Sequence[Bytes]) -> list[str]:
-    """Of each part; threads share the work, because hashing lets others run."""
-    if len(parts) == 1:
-        return [_checksum(parts[0])]
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(_checksum, parts))
+def _by_threads(work: Callable[[Bytes], T], parts: Sequence[Bytes]) -> list[T]:
+    """``work`` on each part, at once: hashing and packing let other threads run."""
+    if len(parts) < 2:
+        return [work(part) for part in parts]
+    with ThreadPoolExecutor(min(_THREADS, len(parts))) as pool:
+        return list(pool.map(work, parts))
 
 
 def _checksum(part: Bytes) -> str:
-    return hashlib.blake2b(part.data, digest_size=12).hexdigest()
+    return xxhash.xxh3_128_hexdigest(part.data)
 
 
-def _shrink(content: Sequence[Bytes]) -> Bytes:
+def _shrink(part: Bytes) -> Bytes:
     zstandard = importlib.import_module("zstandard")
-    data = np.concatenate(content) if content else np.empty(0, np.uint8)
-    packed = zstandard.ZstdCompressor(level=1, threads=-1).compress(data.data)
+    packed = zstandard.ZstdCompressor(level=1).compress(np.ascontiguousarray(part).data)
     return np.frombuffer(packed, np.uint8)
 
 
-def _expand(path: Path, section: Section, stored: Bytes) -> Bytes:
+def _expand(folder: Path, section: Section, stored: Bytes) -> Bytes:
     try:
         zstandard = importlib.import_module("zstandard")
-        data = zstandard.ZstdDecompressor().decompress(stored.data, max_output_size=section.length)
     except ImportError as exc:
-        raise damaged(path, "it is compressed, and zstandard is not installed") from exc
-    except Exception as exc:
-        raise damaged(path, f"section {section.name!r} does not unpack: {exc}") from exc
+        raise damaged(folder, "it is compressed, and zstandard is not installed") from exc
+    try:
+        if not 0 <= zstandard.frame_content_size(stored.data) <= _PART:
+            raise damaged(folder, f"section {section.name!r} unpacks to another size")
+        data = zstandard.ZstdDecompressor().decompress(stored.data)
+    except zstandard.ZstdError as exc:
+        raise damaged(folder, f"section {section.name!r} does not unpack: {exc}") from exc
     return np.frombuffer(data, np.uint8)

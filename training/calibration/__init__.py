@@ -1,0 +1,1 @@
+"""How the packaged calibration texts were made."""

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from browndwarf.cli.options import DockerOption, JsonOption, LlamaDirOption
+from browndwarf.cli.quantize_plan import (
+    DeviceBytesOption,
+    HostBytesOption,
+    ImatrixOption,
+    ObjectiveOption,
+    OutputOption,
+    ProbeOption,
+    ProbeTextOption,
+    ProbeTimeOption,
+    QuantizeOption,
+    TypesOption,
+    Wanted,
+)
 
 if TYPE_CHECKING:
+    from browndwarf.engine.locate import Build
     from browndwarf.plan.limits import Limit
     from browndwarf.plan.setup import Backend
 
@@ -59,13 +73,24 @@ def plan(
         float | None,
         typer.Option("--context-overhead", help="MiB that a device context costs, if measured."),
     ] = None,
+    quantize: QuantizeOption = False,
+    imatrix: ImatrixOption = None,
+    types: TypesOption = None,
+    objective: ObjectiveOption = "quality",
+    probe: ProbeOption = "priors",
+    probe_time: ProbeTimeOption = "30m",
+    probe_text: ProbeTextOption = None,
+    output: OutputOption = None,
+    device_bytes: DeviceBytesOption = None,
+    host_bytes: HostBytesOption = None,
     llama_dir: LlamaDirOption = None,
     docker: DockerOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say what a configuration needs, whether it fits, and what to give up if not.
 
-    Reads headers only. Ends with 1 when it does not fit.
+    Reads headers only. With --quantize it also reads a sample of the weights and chooses a type for
+    every tensor, to fill what the rest of the budget leaves. Ends with 1 when it does not fit.
     """
     from browndwarf.cli.render import Output
     from browndwarf.engine.dryalloc import DryModels
@@ -78,6 +103,18 @@ def plan(
     from browndwarf.units import parse_count
 
     out = Output(json=json)
+    wanted = Wanted(
+        imatrix=imatrix,
+        types=types,
+        objective=objective,
+        probe=probe,
+        probe_time=probe_time,
+        probe_text=probe_text,
+        output=output,
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
+    )
+    wanted.check(quantize=quantize)
     target_path = resolve_model(model)
     head_path = resolve_model(draft, "head") if draft is not None else None
     wanted_layers = _layers(layers)
@@ -115,12 +152,22 @@ def plan(
             backend=backend,
             repack=cpu_flags(),
         )
+        body: dict[str, Any] = {}
+        outcome = None
+        if quantize:
+            from browndwarf.cli.quantize_plan import choose_types
+
+            build = _build(llama_dir, docker)
+            setup, outcome, body = choose_types(out, wanted, setup, limit, compute, build)
         answer = make_plan(setup, limit, compute)
     if not json:
         from browndwarf.cli.memory_view import show_plan
+        from browndwarf.cli.quantize_view import show_types
 
         show_plan(out, answer)
-    out.document("plan", 1, answer.as_json())
+        if outcome is not None:
+            show_types(out, outcome, tied=target.tied, saved=output)
+    out.document("plan", 1, answer.as_json() | body)
     if not answer.budget.fits:
         raise typer.Exit(1)
 
@@ -135,6 +182,12 @@ def _layers(text: str) -> int | None:
             f"--layers {text} is neither a number nor 'all'", fix="write --layers 40 or all"
         )
     return int(text)
+
+
+def _build(llama_dir: str | None, docker: str | None) -> Build:
+    from browndwarf.engine.locate import choose_build, find_builds
+
+    return choose_build(find_builds(Path(llama_dir) if llama_dir else None, docker), frozenset())
 
 
 def _limit(

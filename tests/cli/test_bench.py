@@ -164,8 +164,8 @@ def test_ab_alternates_and_compare_says_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A mock whose steps carry three tokens is faster than one whose steps carry one."""
-    base = mock_command(tokens=31, ttft_s=0.02, step_s=0.02, first=1, burst=1)
-    mtp = mock_command(tokens=31, ttft_s=0.02, step_s=0.02, first=1, burst=3)
+    base = mock_command(tokens=31, ttft_s=0.02, step_s=0.01, first=1, burst=1)
+    mtp = mock_command(tokens=31, ttft_s=0.02, step_s=0.01, first=1, burst=3)
     argv = ["bench", "ab", "--base", base, "--mtp", mtp, "--repeats", "2", "--concurrency", "1,2"]
     argv += ["--num-prompts", "4", "--warmup", "0", "--out", str(tmp_path), "--json"]
     assert cli.run(argv) == 0
@@ -271,7 +271,7 @@ def test_a_real_server_agrees_with_its_own_timings(
 
     command = (
         f"llama-server -m {demo.TARGET} -md {demo.HEAD} --spec-type draft-mtp "
-        "--spec-draft-n-max 2 -c 4096 -np 2 --metrics --jinja"
+        "--spec-draft-n-max 2 -c 4096 -np 2 --metrics --jinja -t 1 -tb 1"
     )
     argv = ["bench", "run", "--server", command, "--llama-dir", str(engine_build.server.parent)]
     argv += ["--num-prompts", "6", "--max-tokens", "64", "--concurrency", "1,2"]

@@ -53,7 +53,8 @@ def test_a_dead_endpoint_is_an_environment_error(
 
 
 def engine(build: Build) -> list[str]:
-    return ["--llama-dir", str(build.server.parent)]
+    """One thread: two that wait for each other crawl while anything else computes."""
+    return ["--threads", "1", "--llama-dir", str(build.server.parent)]
 
 
 @pytest.mark.engine
@@ -64,7 +65,7 @@ def test_ppl_is_what_llama_perplexity_prints(
     code, document = run_json(capsys, "eval", "ppl", "demo", *words)
     assert code == 0
     text = Path(cli.__file__).parents[1] / "quality" / "texts" / "demo.txt"
-    args = ["-m", str(demo.TARGET), "-f", str(text), "-c", "256", "--chunks", "2"]
+    args = ["-m", str(demo.TARGET), "-f", str(text), "-c", "256", "--chunks", "2", "-t", "1"]
     printed = run_tool(engine_build, "llama-perplexity", args).output
     final = re.search(r"Final estimate: PPL = (\S+) \+/- (\S+)", printed)
     assert final is not None
@@ -114,7 +115,7 @@ def test_a_server_that_accepts_drafts_at_random_is_caught(
     engine_build: Build, capsys: pytest.CaptureFixture[str], cache: None, temperature: str
 ) -> None:
     """llama-server's synthetic acceptance is a broken verifier made to order."""
-    words = ["eval", "lossless", "demo", "--count", "4", "--tokens", "48", "--seeds", "4"]
+    words = ["eval", "lossless", "demo", "--count", "2", "--tokens", "48", "--seeds", "3"]
     words += ["--temperature", temperature, "--option", "synth_rates=0.9:0.8:0.7"]
     code, document = run_json(capsys, *words, *engine(engine_build))
     assert code == 1

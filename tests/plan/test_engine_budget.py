@@ -22,6 +22,7 @@ from browndwarf.plan.setup import Setup
 from gguf_files import hollow_pair
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "budget_matrix.py"
+REPACKED = "gemma4-e4b"
 pytestmark = pytest.mark.engine
 
 
@@ -56,19 +57,22 @@ def report(worst: Compared) -> None:
 async def test_every_line_equals_the_servers_log(
     engine_build: Build, library: None, matrix: Any, tmp_path: Path
 ) -> None:
-    """Six shapes, some settings of each spread over the matrix; within 1 MiB or 0.5%."""
+    """Every shape, some settings of each spread over the matrix; within 1 MiB or 0.5%."""
     matrix.VOCABULARY = 4096
     rows: list[Compared] = []
     for position, name in enumerate(matrix.SHAPES):
         pair = matrix.make_pair(tmp_path, name)
         models = DryModels(str(pair.target), str(pair.head) if pair.head else None)
         with DryCompute(models) as compute:
-            for options in list(matrix.settings(pair))[position::31]:
+            every = list(matrix.settings(pair))
+            # Only the first setting repacks, which takes seconds with the large shapes.
+            repacked = every[:1] if name == REPACKED else []
+            for options in [*repacked, *every[position + 2 :: 62]]:
                 rows += await matrix.measure(engine_build, options, compute)
     worst = max(rows, key=lambda row: row.excess)
     report(worst)
     assert worst.ok
-    assert len(rows) > 80
+    assert len(rows) > 40
 
 
 async def test_the_demo_pair_is_planned_to_the_mib(

@@ -32,8 +32,9 @@ def command(run: Path, build: Build) -> list[str]:
     return [
         *head,
         "demo",
-        *["--target-types", "Q8_0,Q4_0", "--head-types", "Q8_0,Q4_K", "--n-max", "1,2,3,4"],
+        *["--target-types", "Q8_0,Q4_0", "--head-types", "Q8_0,Q4_K", "--n-max", "2,3"],
         *["--workload", "prose,code", "--prompts", "1", "--tokens", "24", "--ctx", "512"],
+        *["--threads", "1"],
         *["--full", "--out", str(run), "--allow-busy", "--llama-dir", str(build.server.parent)],
     ]
 
@@ -70,7 +71,7 @@ def test_twenty_kills_lose_no_finished_cell_and_leave_no_server(
             command(run, engine_build), env=env, stdout=log, stderr=log, start_new_session=True
         )
         if kills < KILLS:
-            time.sleep(rng.uniform(0.2, 2.2))
+            time.sleep(rng.uniform(0.2, 1.8))
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait(timeout=240)
         log.close()

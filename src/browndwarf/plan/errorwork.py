@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ _SECONDS = {
     "IQ3_S": 0.3, "IQ3_XXS": 0.5, "IQ2_S": 0.7, "IQ2_XS": 0.7, "IQ2_XXS": 0.7,
 }  # fmt: skip
 """Rough seconds per million elements, for the order of jobs and the progress."""
+RANDOM_ELEMENTS = 2**17
 _START_UP = 2.0
 """Seconds of work below which further processes are not worth their start."""
 
@@ -61,12 +63,15 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Relative errors by type, and CPU seconds: in ggml's quantizer, and in all."""
+    """Relative errors by type, and CPU seconds: in ggml's quantizer, and in all. ``empty``: the
+    tensor holds only zeros, as in files that have a header and no data; the errors are then those
+    of normally distributed random rows."""
 
     name: str
     errors: dict[str, float]
     quantize_s: float
     total_s: float
+    empty: bool = False
 
 
 def run_jobs(
@@ -132,7 +137,10 @@ def measure(job: Job) -> JobResult:
         rows = quantizer.dequantize(packed, place.number, place.columns)
         importance, weights = _of(job.importance, matrix), _of(job.weights, matrix)
         scratch = np.square(rows)
-        signal_power += _power(scratch, weights)
+        power = _power(scratch, weights)
+        signal_power += power
+        if not power:
+            continue  # zeros stay zeros in every type
         for kind in job.types:
             number = GGML_TYPES[kind].number
             start = time.thread_time()
@@ -142,9 +150,22 @@ def measure(job: Job) -> JobResult:
             np.subtract(back, rows, out=back)
             np.square(back, out=back)
             noise[kind] += _power(back, weights)
-    scale = 1 / signal_power if signal_power > 0 else 0.0
-    errors = {kind: power * scale for kind, power in noise.items()}
-    return JobResult(place.name, errors, spent, time.thread_time() - began)
+    if signal_power > 0:
+        errors = {kind: power / signal_power for kind, power in noise.items()}
+    else:
+        errors = {kind: _random_error(kind, place.columns) for kind in job.types}
+    total = time.thread_time() - began
+    return JobResult(place.name, errors, spent, total, signal_power <= 0)
+
+
+@cache
+def _random_error(kind: str, columns: int) -> float:
+    count = max(1, RANDOM_ELEMENTS // columns)
+    rows = np.random.default_rng(0).standard_normal((count, columns), dtype=np.float32)
+    quantizer, number = load_quantizer(), GGML_TYPES[kind].number
+    importance = np.ones(columns, np.float32) if quantizer.requires_importance(number) else None
+    back = quantizer.dequantize(quantizer.quantize(rows, number, importance), number, columns)
+    return float(np.square(back - rows).sum(dtype=np.float64) / np.square(rows).sum())
 
 
 def _of(rows: Floats | None, matrix: int) -> Floats | None:

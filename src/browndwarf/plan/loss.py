@@ -24,6 +24,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -49,6 +50,13 @@ _FORMAT = 1
 Errors = dict[str, dict[str, float]]
 """Tensor name -> type -> relative error."""
 Floats = NDArray[np.float32]
+
+
+class _Kept(msgspec.Struct):
+    """What is kept on disk: the errors, and the tensors that hold no data."""
+
+    errors: Errors = msgspec.field(default_factory=dict)
+    empty: list[str] = msgspec.field(default_factory=list)
 
 
 class Importance(Protocol):
@@ -92,7 +100,8 @@ class ErrorTable:
             )
             name = hashlib.sha256(key.encode()).hexdigest()[:24]
             self._path = folder / f"{model.path.stem[:40]}-{name}.json"
-        self._known = _load(self._path)
+        self._kept = _load(self._path)
+        self._known = self._kept.errors
         self.proxied: dict[str, str] = {}
         self.results: list[JobResult] = []
 
@@ -128,9 +137,14 @@ class ErrorTable:
             for result in run_jobs(jobs, workers, on_progress, cancel):
                 self._known[result.name].update(result.errors)
                 self.results.append(result)
+                if result.empty:
+                    self._kept.empty.append(result.name)
         finally:
             if jobs:
-                _save(self._path, self._known)
+                _save(self._path, self._kept)
+        self.proxied |= dict.fromkeys(
+            (name for name in self._kept.empty if name in wanted), "no data: random rows"
+        )
         return {
             name: {kind: self._known[name][kind] for kind in types}
             for name, types in wanted.items()
@@ -170,25 +184,23 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("browndwarf")) / "errors"
 
 
-def _load(path: Path | None) -> Errors:
-    if path is None:
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Errors)
-    except (OSError, msgspec.DecodeError):
-        return {}
+def _load(path: Path | None) -> _Kept:
+    if path is not None:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return msgspec.json.decode(path.read_bytes(), type=_Kept)
+    return _Kept()
 
 
-def _save(path: Path | None, errors: Errors) -> None:
+def _save(path: Path | None, kept: _Kept) -> None:
     if path is None:
         return
     merged = _load(path)  # another process may have added to it
-    for name, types in errors.items():
-        merged.setdefault(name, {}).update(types)
-    try:
+    for name, types in kept.errors.items():
+        merged.errors.setdefault(name, {}).update(types)
+    merged.empty = sorted({*merged.empty, *kept.empty})
+    # A cache that cannot be written costs time, not the result.
+    with contextlib.suppress(StorageError):
         atomic_write(path, msgspec.json.encode(merged))
-    except StorageError:
-        return  # a cache that cannot be written costs time, not the result
 
 
 __all__ = ["SAMPLE_ROWS", "ErrorTable", "Errors", "Importance", "cache_folder"]

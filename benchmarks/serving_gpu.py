@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0, help="time cap of each point")
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-chars", type=int, default=1200, help="longest prompt taken")
     parser.add_argument("--slot-ctx", type=int, default=2048)
     parser.add_argument("--extra", default="", help="more flags for both servers")
     parser.add_argument("--llama-dir")
@@ -104,7 +105,7 @@ def main() -> None:
             shuffle=False,
             strict=False,
             min_chars=4,
-            max_chars=4096,
+            max_chars=args.max_chars,
             timeout="120s",
             load_timeout="10m",
             label=f"{args.shape} shape, zero weights" if hollow else target.stem,

@@ -22,7 +22,17 @@ def build_app() -> typer.Typer:
     """The whole command line as a typer application."""
     import typer
 
-    from browndwarf.cli import bench, chat, doctor, engine, evaluate, inspect, plan, sweep
+    from browndwarf.cli import (
+        bench,
+        chat,
+        doctor,
+        engine,
+        evaluate,
+        imatrix,
+        inspect,
+        plan,
+        sweep,
+    )
 
     app = typer.Typer(
         name="browndwarf",
@@ -48,7 +58,7 @@ def build_app() -> typer.Typer:
             sys.stdout.write(f"browndwarf {__version__}\n")
             raise typer.Exit
 
-    for module in (doctor, inspect, plan, sweep, bench, evaluate, chat, engine):
+    for module in (doctor, inspect, plan, imatrix, sweep, bench, evaluate, chat, engine):
         module.register(app)
     return app
 

@@ -16,6 +16,7 @@ Example:
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 import threading
@@ -80,11 +81,19 @@ class Step:
 
 @dataclass(frozen=True)
 class Collected:
-    """The result: ``matrix`` is the file as read again, ``ppl`` that of the model over the text.
+    """The result.
 
-    ``resumed`` is the number of chunks that an interrupted run had left.
+    Attributes:
+        matrix: as read again from the disk, before it got its name.
+        ppl: the model's perplexity over the text.
+        resumed: chunks that an interrupted run had left.
     """
 
+    dest: Path
+    sha256: str
+    model_fingerprint: str
+    text_sha256: str
+    engine_sha: str
     matrix: Imatrix
     coverage: Coverage
     chunks: int
@@ -127,9 +136,15 @@ def collect(
             ) from exc
         matrix, coverage = work.read(state.file)
         with storage_errors(job.dest, f"write {job.dest.name}"):
+            digest = hashlib.sha256((parts / state.file).read_bytes()).hexdigest()
             (parts / state.file).replace(job.dest)
         shutil.rmtree(parts, ignore_errors=True)
     return Collected(
+        dest=job.dest,
+        sha256=digest,
+        model_fingerprint=state.identity.model,
+        text_sha256=state.identity.text,
+        engine_sha=state.identity.engine,
         matrix=matrix,
         coverage=coverage,
         chunks=state.done,

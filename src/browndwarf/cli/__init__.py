@@ -31,6 +31,7 @@ def build_app() -> typer.Typer:
         imatrix,
         inspect,
         plan,
+        quantize,
         sweep,
     )
 
@@ -58,7 +59,7 @@ def build_app() -> typer.Typer:
             sys.stdout.write(f"browndwarf {__version__}\n")
             raise typer.Exit
 
-    for module in (doctor, inspect, plan, imatrix, sweep, bench, evaluate, chat, engine):
+    for module in (doctor, inspect, plan, imatrix, quantize, sweep, bench, evaluate, chat, engine):
         module.register(app)
     return app
 

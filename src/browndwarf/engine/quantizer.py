@@ -11,6 +11,7 @@ Example:
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import shutil
@@ -18,6 +19,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from browndwarf.engine import toolparse
 from browndwarf.engine.locate import INSTALL_HINT, Build
@@ -154,6 +157,7 @@ def quantize(
             why="a file is never overwritten unasked",
             fix="name another file, or ask to overwrite it",
         )
+    _clear_leftovers(dest)
     predicted = source.stat().st_size
     if can_predict:
         try:
@@ -162,7 +166,7 @@ def quantize(
             raise _clearer(exc, type) from exc
         predicted = toolparse.quantized_bytes(prediction.output) or predicted
     _check_disk(dest, predicted + min(DISK_RESERVE_BYTES, source.stat().st_size // 8))
-    partial = dest.with_name(f".{dest.name}.{secrets.token_hex(4)}.partial")
+    partial = dest.with_name(f".{dest.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
     try:
         done = call([], [str(partial)], _progress(on_progress))
         _sync(partial)
@@ -181,6 +185,14 @@ def quantize(
     finally:
         partial.unlink(missing_ok=True)
     return _quantized(dest, done, size)
+
+
+def _clear_leftovers(dest: Path) -> None:
+    """Remove what runs for the same file left when they were killed: it may fill the disk."""
+    for path in dest.parent.glob(f".{glob.escape(dest.name)}.*.partial"):
+        pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            path.unlink(missing_ok=True)
 
 
 def _progress(on_progress: Callable[[int, int], None] | None) -> OnLine | None:

@@ -141,7 +141,7 @@ def row(bench: Bench, mix: str, plain: Material, full: Material, alphas: Mapping
     same = bench.kld(f"{mix}, imatrix", mix, {}, matrix=True)
     found: dict[str, Any] = {"mix": mix, "stock": stock, "stock_imatrix": same}
     for name, weights in alphas.items():
-        sized = assess(full.stock_slots(weights, mix), full.stock[mix])
+        sized = assess(full.slots(weights, mix=mix), full.stock[mix])
         ours = choose(full.slots(weights), sized.device_bytes)
         if not 0 <= 1 - ours.device_bytes / sized.device_bytes <= 1e-3:
             print(f"{mix}: {ours.device_bytes} of {sized.device_bytes} bytes", file=sys.stderr)
@@ -149,7 +149,7 @@ def row(bench: Bench, mix: str, plain: Material, full: Material, alphas: Mapping
         found[name] = bench.kld(f"{mix}'s bytes, {name}", "Q4_K", touched, matrix=True)
         found[f"{name}_bytes"] = ours.device_bytes
         found["bytes"] = sized.device_bytes
-    sized = assess(plain.stock_slots({}, mix), plain.stock[mix])
+    sized = assess(plain.slots({}, mix=mix), plain.stock[mix])
     ours = choose(plain.slots({}), sized.device_bytes)
     touched = {n: ours.types[n] for n in plain.options}
     found["plain"] = bench.kld(f"{mix}'s bytes, no imatrix", "Q4_K", touched, matrix=False)

@@ -42,6 +42,8 @@ class Slot:
 
     Attributes:
         losses: alpha x relative error, by type.
+        costs: bytes that count against the budget, by type: the tensor's own, and those of a
+            second copy in a processor's layout.
         times: milliseconds of one verify batch, by type; empty when speed does not count.
     """
 
@@ -49,6 +51,7 @@ class Slot:
     place: Place
     chosen: bool
     bytes: Mapping[str, int]
+    costs: Mapping[str, int]
     losses: Mapping[str, float]
     times: Mapping[str, float]
 
@@ -60,12 +63,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Choice:
-    """A type for every tensor, with its sums. ``bound`` is the least loss that any choice within
-    the device budget could have (host tensors as chosen); ``per_gib`` the loss that one more GiB
-    saves at the margin."""
+    """A type for every tensor, with its sums. ``cost`` is what counts against the budget: the
+    device bytes, and copies. ``bound`` is the least loss that any choice within the budget could
+    have (host tensors as chosen); ``per_gib`` the loss that one more GiB saves at the margin."""
 
     types: Mapping[str, str]
     device_bytes: int
+    cost: int
     file_bytes: int
     loss: float
     time_ms: float = 0.0
@@ -80,6 +84,7 @@ def make_slots(
     errors: Errors,
     alphas: Mapping[str, float],
     times: Callable[[Tensor, str], float] | None = None,
+    copied: Callable[[Tensor, str], bool] = lambda *_: False,
 ) -> list[Slot]:
     """One slot per tensor, in the file's order.
 
@@ -87,6 +92,7 @@ def make_slots(
         options: legal types of the tensors that llama-quantize quantizes; others are copied.
         errors: relative error by tensor and type.
         times: milliseconds of a verify batch for a tensor in a type.
+        copied: whether a tensor is stored twice in a type.
     """
     slots = []
     for tensor in model.tensors:
@@ -97,12 +103,14 @@ def make_slots(
         kinds = kinds if kinds is not None else (tensor.type,)
         place = places[tensor.name]
         timed = times is not None and chosen and place == "device"
+        sizes = {k: tensor_bytes(tensor, k) if chosen else tensor.bytes for k in kinds}
         slots.append(
             Slot(
                 tensor,
                 place,
                 chosen,
-                {k: tensor_bytes(tensor, k) if chosen else tensor.bytes for k in kinds},
+                sizes,
+                {k: size * (1 + copied(tensor, k)) for k, size in sizes.items()},
                 {k: alpha * known.get(k, 0.0) for k in kinds},
                 {k: times(tensor, k) for k in kinds} if timed and times is not None else {},
             )
@@ -111,14 +119,14 @@ def make_slots(
 
 
 def smallest(slots: Sequence[Slot]) -> int:
-    """The fewest device bytes that any choice takes."""
-    return sum(min(s.bytes.values()) for s in slots if s.place == "device")
+    """The least budget that any choice is within."""
+    return sum(min(s.costs.values()) for s in slots if s.place == "device")
 
 
 def largest(slots: Sequence[Slot]) -> int:
-    """Device bytes of the best types everywhere; more buys nothing."""
+    """What the best types cost everywhere; more buys nothing."""
     return sum(
-        s.bytes[min(s.options, key=lambda k: (s.losses[k], s.bytes[k]))]
+        s.costs[min(s.options, key=lambda k: (s.losses[k], s.costs[k]))]
         for s in slots
         if s.place == "device"
     )
@@ -132,7 +140,7 @@ def choose(
     objective: Objective = "quality",
     tolerance: float = 1e-3,
 ) -> Choice:
-    """The choice of least loss within ``budget`` device bytes.
+    """The choice of least loss within ``budget`` bytes on the device.
 
     Args:
         host_cap: most bytes of the tensors that are not on the device; None for no cap.
@@ -142,7 +150,7 @@ def choose(
     """
     there = [s for s in slots if s.place == "device"]
     beside = [s for s in slots if s.place != "device"]
-    cap = sum(max(s.bytes.values()) for s in beside) if host_cap is None else host_cap
+    cap = sum(max(s.costs.values()) for s in beside) if host_cap is None else host_cap
     kept = _solve(beside, cap, tolerance, None)[0]
     types, bound, price = _solve(there, budget, tolerance, None)
     best = assess(slots, types | kept)
@@ -159,6 +167,7 @@ def choose(
     return Choice(
         types=best.types,
         device_bytes=best.device_bytes,
+        cost=best.cost,
         file_bytes=best.file_bytes,
         loss=best.loss,
         time_ms=best.time_ms,
@@ -172,6 +181,7 @@ def assess(slots: Sequence[Slot], types: Mapping[str, str]) -> Choice:
     return Choice(
         types=types,
         device_bytes=sum(s.bytes[types[s.tensor.name]] for s in slots if s.place == "device"),
+        cost=sum(s.costs[types[s.tensor.name]] for s in slots if s.place == "device"),
         file_bytes=sum(s.bytes[types[s.tensor.name]] for s in slots),
         loss=sum(s.losses[types[s.tensor.name]] for s in slots),
         time_ms=sum(s.times[types[s.tensor.name]] for s in slots if s.times),
@@ -195,7 +205,7 @@ def _solve(
         return slot.losses[kind] / loss + weight * slot.times.get(kind, 0.0) / time
 
     found = allocate(
-        [list(s.bytes.values()) for s in slots],
+        [list(s.costs.values()) for s in slots],
         [[value(s, kind) for kind in s.options] for s in slots],
         budget,
         tolerance=tolerance,

@@ -42,6 +42,7 @@ from browndwarf.plan.quantization import (
     TensorChoice,
     WeightsBudget,
 )
+from browndwarf.plan.repack import is_copied, repacked_types
 from browndwarf.plan.setup import Setup
 from browndwarf.plan.sizes import target_weights, tensor_place
 from browndwarf.plan.stock import STOCK, quantizable, stock_types
@@ -88,23 +89,29 @@ class Material:
         """The source."""
         return self.setup.target
 
-    def slots(self, alphas: Mapping[str, float], times: Times | None = None) -> list[Slot]:
-        """The tensors with the types that may be chosen."""
-        return self._slots(self.options, alphas, times)
-
-    def stock_slots(self, alphas: Mapping[str, float], mix: str) -> list[Slot]:
-        """The tensors with the types of a stock mix."""
-        return self._slots({n: (t,) for n, t in self.stock[mix].items()}, alphas, None)
-
-    def _slots(
+    def slots(
         self,
-        options: Mapping[str, Sequence[str]],
         alphas: Mapping[str, float],
-        times: Times | None,
+        times: Times | None = None,
+        *,
+        mix: str | None = None,
+        copies: bool = False,
     ) -> list[Slot]:
+        """The tensors with the types that may be chosen, or with those of a stock mix.
+
+        Args:
+            copies: on a CPU, count what is stored a second time in the processor's layout.
+        """
         places = {t.name: tensor_place(self.setup, t) for t in self.model.tensors}
-        chosen = {name: options[name] for name in self.options}
-        return make_slots(self.model, places, chosen, self.errors, alphas, times)
+        options = self.options
+        if mix is not None:
+            options = {name: (self.stock[mix][name],) for name in options}
+        again = repacked_types(self.setup.repack) if copies and self.setup.on_cpu else {}
+
+        def copied(tensor: Tensor, kind: str) -> bool:
+            return is_copied(replace(tensor, type=kind), again, tied=self.model.tied)
+
+        return make_slots(self.model, places, options, self.errors, alphas, times, copied)
 
     def plan(
         self,
@@ -127,9 +134,10 @@ class Material:
         Raises:
             CheckFailed: the budget is below the smallest possible.
         """
-        slots = self.slots(alphas, times)
+        copies = budget.limit_mib is not None
+        slots = self.slots(alphas, times, copies=copies)
         available = int(budget.weights_mib * MIB)
-        found = self._within(slots, available, host_cap, objective)
+        found = self._within(slots, available, host_cap, objective, copies)
         more = choose(slots, available + GIB, host_cap=host_cap)
         quality = None if objective == "quality" else choose(slots, available, host_cap=host_cap)
         plan = self._record(found, slots, budget, objective)
@@ -138,7 +146,7 @@ class Material:
                 plan,
                 alphas=dict(alpha_groups or {}),
                 alphas_source=alphas_source,
-                stock=tuple(self._stock(slots, alphas, host_cap)),
+                stock=tuple(self._stock(slots, alphas, host_cap, copies)),
             ),
             bound=found.bound,
             more_gib=more.loss,
@@ -149,12 +157,17 @@ class Material:
         )
 
     def _within(
-        self, slots: list[Slot], available: int, host_cap: int | None, objective: Objective
+        self,
+        slots: list[Slot],
+        available: int,
+        host_cap: int | None,
+        objective: Objective,
+        copies: bool,
     ) -> Choice:
         """The choice whose bytes on the device, by the budget's own rules, are within the budget.
 
-        On a GPU these are the sum of the tensors. On a CPU some weights are stored a second time
-        in another layout, depending on their types: then the sum has to be lower.
+        On a GPU these are the sum of the tensors. On a CPU a mapped file counts from its first to
+        its last tensor that is used as it is, which the sum over tensors only comes near.
         """
         budget = available
         for _ in range(_TRIES):
@@ -162,8 +175,10 @@ class Material:
                 found = choose(slots, budget, host_cap=host_cap, objective=objective)
             except NothingFits as exc:
                 raise self._too_little(slots, available, exc.smallest) from exc
+            if not (copies and self.setup.on_cpu):
+                return found
             real = target_weights(self.setup.with_(target=retyped(self.model, found.types)))
-            if real.device <= available or not self.setup.on_cpu:
+            if real.device <= available:
                 return found
             budget -= real.device - available
         raise self._too_little(slots, available, smallest(slots))
@@ -212,12 +227,16 @@ class Material:
         )
 
     def _stock(
-        self, slots: list[Slot], alphas: Mapping[str, float], host_cap: int | None
+        self,
+        slots: list[Slot],
+        alphas: Mapping[str, float],
+        host_cap: int | None,
+        copies: bool,
     ) -> Iterable[StockChoice]:
         for mix, types in self.stock.items():
-            theirs = assess(self.stock_slots(alphas, mix), types)
+            theirs = assess(self.slots(alphas, mix=mix, copies=copies), types)
             try:
-                ours = choose(slots, theirs.device_bytes, host_cap=host_cap).loss
+                ours = choose(slots, theirs.cost, host_cap=host_cap).loss
             except NothingFits:
                 ours = None
             yield StockChoice(

@@ -65,6 +65,13 @@ def cpu_weight_bytes(
     return plain + copies
 
 
+def is_copied(tensor: Tensor, types: dict[str, int], *, tied: bool) -> bool:
+    """Whether a tensor is stored a second time; a tied embedding is, as the output matrix."""
+    if tensor.name == "token_embd.weight":
+        return tied and _fits(tensor, types)
+    return _repacks(tensor, types)
+
+
 def _repacks(tensor: Tensor, types: dict[str, int]) -> bool:
     looked_up = tensor.name.startswith(_LOOKED_UP) or ".nextn.embed_tokens" in tensor.name
     return not looked_up and _fits(tensor, types)

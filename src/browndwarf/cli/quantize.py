@@ -164,7 +164,7 @@ def _types(out: Output, build: Build, what: str, types: str, words: _Words) -> l
         if not words.dry_run:
             with Steps(out, f"quantizing to {name}, tensors") as steps:
                 found[name] = run(name, dest, steps)
-        _show(out, found[name], dest)
+        _show(out, found[name], dest, first=name == names[0])
     return list(found.values())
 
 
@@ -202,15 +202,15 @@ def _stem(source: Path) -> str:
     return re.sub(r"[-.](Q\d\w*|IQ\d\w*)$", "", stem, flags=re.IGNORECASE) or stem
 
 
-def _show(out: Output, done: Quantized, dest: Path) -> None:
+def _show(out: Output, done: Quantized, dest: Path, *, first: bool = True) -> None:
     from browndwarf.units import format_bytes, format_duration
 
-    if done.requantized:
+    if done.requantized and first:
         out.note(
             f"note: {done.source.name} is quantized already: {len(done.requantized)} tensors are "
             "quantized a second time. A file made from F16 or BF16 is better."
         )
-    if done.without_imatrix:
+    if done.without_imatrix and first:
         out.note(f"note: the importance matrix has no data for {_some(done.without_imatrix)}")
     verb = "would be" if done.path is None else "is"
     size = done.size_bytes or done.data_bytes

@@ -298,7 +298,8 @@ def _check_imatrix_needs(info: ModelInfo, types: Mapping[str, str], matrix: Imat
             f"{types[lacking[0]]} needs an importance matrix for {listed(lacking)}",
             why="llama-quantize refuses such a type without one" if matrix is None
             else "the given one has no data for these tensors",
-            fix="make one with `browndwarf imatrix` and give it with --imatrix, or choose Q3_K or "
+            fix="choose Q3_K or larger: no importance matrix can be made of a head" if info.is_head
+            else "make one with `browndwarf imatrix` and give it with --imatrix, or choose Q3_K or "
             "larger",
         )  # fmt: skip
 

@@ -94,7 +94,7 @@ class Bench:
         if kept.exists():
             return msgspec.json.decode(kept.read_bytes(), type=KldRecord)
         path = self.work / "quantized.gguf"
-        done = quantize(
+        quantize(
             self.build,
             demo.TARGET,
             path,
@@ -104,7 +104,8 @@ class Bench:
             tensor_types=[(pattern(tensor), kind) for tensor, kind in types.items()],
             overwrite=True,
         )
-        wrong = {n for n, kind in types.items() if done.types[n].upper() != kind}
+        made = read_model(path).by_name
+        wrong = {n for n, kind in types.items() if made[n].type != kind}
         if wrong:
             raise SystemExit(f"{label}: {len(wrong)} tensors have another type than planned")
         found = measure_kld(self.build, path, demo.TARGET, self.text, self.run, cache=self.work)

@@ -18,6 +18,7 @@ from typing import Literal
 from browndwarf.models.gguf import ModelInfo
 
 Band = Literal["early", "middle", "late"]
+_BANDS = ("early", "middle", "late")
 _LAYER = re.compile(r"^blk\.(?P<layer>\d+)\.(?P<role>.+?)\.(weight|bias)$")
 _EXPERTS = re.compile(r"_(exps|shexp|chexps)$")
 
@@ -57,17 +58,49 @@ def group_of(name: str, *, layers: int, tied: bool) -> str:
 
 
 def groups(model: ModelInfo, names: Iterable[str]) -> dict[str, str]:
-    """Tensor name -> group."""
+    """Tensor name -> group; all of an MTP head's layers inside the model are ``nextn``."""
     layers = len(model.blocks)
-    return {name: group_of(name, layers=layers, tied=model.tied) for name in names}
+    trunk = layers - model.shape.nextn_layers
+    return {
+        name: "nextn"
+        if trunk < layers and (layer_of(name) or 0) >= trunk
+        else group_of(name, layers=trunk, tied=model.tied)
+        for name in names
+    }
 
 
-PRIORS: Mapping[str, float] = {}
+PRIORS: Mapping[str, tuple[float, float, float]] = {
+    "attn_q": (0.35, 0.20, 0.10),
+    "attn_k": (0.50, 0.30, 0.10),
+    "attn_v": (0.60, 0.30, 0.10),
+    "attn_output": (0.60, 0.25, 0.10),
+    "ffn_gate": (0.40, 0.40, 0.30),
+    "ffn_up": (0.20, 0.25, 0.20),
+    "ffn_down": (0.65, 0.65, 0.40),
+    "nextn": (0.05, 0.05, 0.05),
+}
+"""Weights of a layer's matrices (early, middle, late), to be divided by the number of layers.
+
+The output matrix has 1: its error is an error of the logits. A layer adds one part in many to what
+the last norm sees, so what its matrices count falls with the number of layers. The figures come
+from calibrating the embedded pair, drawn half way (in logarithms) to the role's mean, because one
+small model is thin evidence: that the output counts most by far, ffn_down and the values more than
+the queries, and late attention least, is what to trust in them. An MTP head's layers move no
+prediction, only how many drafts are accepted.
+"""
+OTHER_PRIOR = 0.35
+EMBEDDING_PRIOR = 0.3
 
 
 def prior_alphas(model: ModelInfo, names: Iterable[str]) -> dict[str, float]:
-    """The shipped weight of every tensor: its group's, its role's, or 1."""
-    return {
-        name: PRIORS.get(group, PRIORS.get(group.split("/")[0], 1.0))
-        for name, group in groups(model, names).items()
-    }
+    """The shipped weight of every tensor."""
+    layers = max(len(model.blocks), 1)
+    return {name: _prior(group, layers) for name, group in groups(model, names).items()}
+
+
+def _prior(group: str, layers: int) -> float:
+    role, _, band = group.partition("/")
+    if not band and role != "nextn":
+        return EMBEDDING_PRIOR if role == "embedding" else 1.0
+    bands = PRIORS.get(role, (OTHER_PRIOR,) * 3)
+    return bands[_BANDS.index(band) if band else 0] / layers

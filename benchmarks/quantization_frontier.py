@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from training.corpus import mixture
 
-from browndwarf.cli.probing import calibration, pattern
+from browndwarf.cli.probing import calibration, types_file
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.engine.quantizer import quantize
@@ -101,7 +101,7 @@ class Bench:
             base,
             allow_requantize=True,
             imatrix=self.matrix if matrix else None,
-            tensor_types=[(pattern(tensor), kind) for tensor, kind in types.items()],
+            tensor_type_file=types_file(self.work, types),
             overwrite=True,
         )
         made = read_model(path).by_name

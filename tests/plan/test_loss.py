@@ -230,3 +230,15 @@ def test_a_file_without_data_is_measured_on_random_rows(
     found = table.measure({place.name: ["Q4_K"]}, workers=1)
     assert found[place.name]["Q4_K"] == pytest.approx(0.005, rel=0.3)
     assert table.proxied == {place.name: "no data: random rows"}
+
+
+def test_copies_in_the_processors_layout_count_on_a_cpu(material: Material) -> None:
+    setup = material.setup.with_(backend="cpu", repack=frozenset({"avx2"}))
+    here = replace(material, setup=setup)
+    budget = WeightsBudget(weights_mib=12.0, limit_mib=16.0)
+    plan = here.plan(budget, {}, "equal").plan
+    held = target_weights(setup.with_(target=retyped(here.model, plan.types))).device
+    assert plan.device_bytes < held <= 12 * MIB
+    assert held > 0.95 * 12 * MIB
+    exact = here.plan(WeightsBudget(weights_mib=9.0), {}, "equal").plan
+    assert exact.device_bytes > 0.999 * 9 * MIB

@@ -18,6 +18,7 @@ from browndwarf.engine.quantizer import quantize
 from browndwarf.models.gguf import fingerprint
 from browndwarf.plan import probe
 from browndwarf.plan.calibration import Text, default_text, read_texts
+from browndwarf.plan.inputs import type_lines
 from browndwarf.plan.loss import ErrorTable
 from browndwarf.plan.planner import Material
 from browndwarf.plan.probe import Calibration, Divergence
@@ -65,7 +66,7 @@ def calibration(
                 REST,
                 allow_requantize=True,
                 imatrix=material.imatrix,
-                tensor_types=[(pattern(tensor), kind) for tensor, kind in types.items()],
+                tensor_type_file=types_file(folder, types),
                 overwrite=True,
             )
             found = measure_kld(build, target, model.path, source, run)
@@ -85,9 +86,13 @@ def calibration(
     return found
 
 
-def pattern(tensor: str) -> str:
-    """A pattern of llama-quantize that names one tensor, and no other."""
-    return "^" + tensor.lower().replace(".", r"\.") + "$"
+def types_file(folder: Path, types: Mapping[str, str]) -> Path | None:
+    """The types of single tensors as llama-quantize reads them; None without any."""
+    if not types:
+        return None
+    path = folder / "types.txt"
+    path.write_text(type_lines(types), encoding="utf-8")
+    return path
 
 
 def _place(material: Material, words: Text, run: Run) -> Path:

@@ -38,16 +38,16 @@ def type_lines(types: Mapping[str, str]) -> str:
     exact: list[tuple[str, str, str]] = []
     loose: list[tuple[str, str, str]] = []
     for name, kind in types.items():
-        if any(char in name for char in "\n\r\u2028\u2029"):
+        if "\n" in name or "\r" in name:
             raise UsageError(f"the tensor {name!r} has a line break in its name")
         # An upper-case letter would be lower-cased, a space would end the word, and an equals
         # sign would end the name: any character stands for them.
         body = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", name)
-        body, count = re.subn(r"[A-Z\s=]", ".", body)
+        body, count = re.subn(r"[A-Z\s=]", ".", body, flags=re.ASCII)
         (loose if count else exact).append((f"^{body}$", name, kind))
     for index, (_, name, kind) in enumerate(loose):
         for pattern, other, other_kind in [*exact, *loose[:index]]:
-            if other_kind != kind and re.search(pattern, name):
+            if other_kind != kind and re.search(pattern.encode(), name.encode()):
                 raise UsageError(
                     f"the tensors {name} and {other} cannot get different types",
                     why="llama-quantize lower-cases the names that it is given",

@@ -30,10 +30,14 @@ def show_types(out: Output, outcome: Outcome, *, tied: bool, saved: Path | None)
     _more(out, outcome)
     if plan.stock:
         out.table(_stock(plan))
-    if plan.proxied:
-        some = ", ".join(list(plan.proxied)[:3])
-        more = f" and {len(plan.proxied) - 3} more" if len(plan.proxied) > 3 else ""
-        out.result.print(f"without imatrix data: {some}{more}", style="dim")
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for name, reason in plan.proxied.items():
+        by_reason[reason].append(name)
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        out.result.print(
+            f"measured without imatrix data ({reason}): {', '.join(names[:3])}{more}", style="dim"
+        )
     if saved is not None:
         out.note(f"next: browndwarf quantize {saved}")
     else:

@@ -23,7 +23,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from browndwarf.errors import BadModelFile, RunChanged, RunFormatError, StorageError
-from browndwarf.files import atomic_write, storage_errors
+from browndwarf.files import atomic_write, storage_error, storage_errors
 from browndwarf.models.imatrix import read_imatrix
 from browndwarf.records import Record, decode, encode
 
@@ -155,14 +155,15 @@ def work_folder(parts: Path) -> Iterator[None]:
         )
     lock = FileLock(parts / _LOCK)
     try:
-        with storage_errors(parts, "lock the folder"):
-            lock.acquire(timeout=0)
-    except Timeout as exc:
+        lock.acquire(timeout=0)
+    except Timeout as exc:  # an OSError too
         raise StorageError(
             f"another process works in {parts}",
             why="its lock is held",
             fix="wait for it, stop it, or choose another --output",
         ) from exc
+    except OSError as exc:
+        raise storage_error(exc, parts, "lock the folder") from exc
     try:
         yield
     except BaseException:

@@ -176,7 +176,7 @@ def next_size(result: ImatrixResult, chunks: int, per_pass: int, segment_s: floa
     pass_s = result.pass_s if result.pass_s else result.seconds / passes
     start_s = max(result.seconds - passes * pass_s, 0.0)
     wish_s = max(segment_s, start_s * (1 - SHARE) / SHARE)
-    return per_pass * max(1, round(wish_s / max(pass_s, 1e-3)))
+    return per_pass * max(1, math.ceil(wish_s / max(pass_s, 1e-3)))
 
 
 class _Work:

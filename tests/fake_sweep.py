@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from browndwarf.errors import BrowndwarfError, ServerCrashed
-from browndwarf.sweep.cell import Observation, Observer, Served, Settings
+from browndwarf.sweep.pace import Pacer
 from browndwarf.sweep.planned import SweepPlan
+from browndwarf.sweep.served import Observation, Observer, Served, Settings
 from browndwarf.sweep.space import Axes, Configuration
 from browndwarf.sweep.workload import Prompt, Workload
 
@@ -103,10 +104,15 @@ class FakeEngine:
     misfit: Callable[[Configuration], dict[str, str] | None] = lambda _: None
     sha: str = "abc"
     device_mib: float | None = None
+    pacer: Pacer | None = None
     started: list[Configuration] = field(default_factory=list)
 
     async def prepare(self, configuration: Configuration) -> None:
         pass
+
+    @asynccontextmanager
+    async def pacing(self, log_path: Path) -> AsyncIterator[Pacer | None]:
+        yield self.pacer
 
     async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
         return tuple(1.0 for _ in range(tokens))

@@ -77,7 +77,8 @@ class RequestTrace(Record, frozen=True, kw_only=True):
     """One request's raw figures: the server's own timings and the client's clock.
 
     ``prompt_*`` and ``predicted_*`` are llama-server's ``timings`` as they came. ``ttft_s`` and
-    ``total_s`` are measured by the client from the moment the request was sent.
+    ``total_s`` are measured by the client from the moment the request was sent. ``probe_ms`` is
+    what a fixed piece of work took around the request (``sweep.pace``); 0 where nobody asked.
     """
 
     prompt_id: str
@@ -93,6 +94,7 @@ class RequestTrace(Record, frozen=True, kw_only=True):
     total_s: float = 0.0
     stop: str = ""
     text_sha: str = ""
+    probe_ms: float = 0.0
 
     @property
     def cycles(self) -> int:
@@ -132,11 +134,13 @@ class Acceptance(Record, frozen=True, kw_only=True):
 
 
 class Prediction(Record, frozen=True, kw_only=True):
-    """What a model of the sweep expects of a cell that was not run."""
+    """What a model of the sweep expects of a cell that was not run, on a machine as fast as
+    ``probe_ms`` says; 0 where it was not probed."""
 
     decode_tok_s: float
     low: float
     high: float
+    probe_ms: float = 0.0
 
 
 class CellRecord(Record, frozen=True, kw_only=True):

@@ -17,9 +17,9 @@ from browndwarf.models.hollow import SHAPES
 from browndwarf.models.resolve import resolve_model
 from browndwarf.sweep import launch, workload
 from browndwarf.sweep import synthetic as synthetic_models
-from browndwarf.sweep.cell import Settings
 from browndwarf.sweep.model import pooled_rates
 from browndwarf.sweep.planned import SweepPlan
+from browndwarf.sweep.served import Settings
 from browndwarf.sweep.sources import AS_IS
 from browndwarf.sweep.space import EMBEDDED, NO_HEAD, Axes
 from browndwarf.sweep.store import read_run

@@ -145,7 +145,7 @@ def _measure(
         out.note(f"note: {note}")
     out.note(f"engine: {build.label}")
     out.note(f"run: {store.directory}")
-    with LiveSweep(out.console) as live, _budget(build, listed) as fits:
+    with LiveSweep(out.console) as live, memory_gate(build, listed) as fits:
         engine = LocalEngine(
             build,
             plan,
@@ -153,6 +153,7 @@ def _measure(
             prepared.head,
             fits=fits,
             device_mib=listed[0].total_mib if listed and len(listed) == 1 else None,
+            paced=listed == [],
             on_make=lambda name: live.note(f"making {name}"),
             on_load=live.loading,
         )
@@ -189,7 +190,7 @@ def _devices(build: Build) -> list[ListedDevice] | None:
 
 
 @contextmanager
-def _budget(
+def memory_gate(
     build: Build, listed: list[ListedDevice] | None
 ) -> Iterator[Callable[[ServerOptions], dict[str, str] | None]]:
     """The memory budget as a gate before each start. Silent where it could be wrong.

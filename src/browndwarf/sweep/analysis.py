@@ -2,7 +2,8 @@
 
 Speeds are compared inside a group only (same target, same server options), against the group's
 own baseline, paired by prompt and repeat. Over several workloads the figure is the geometric
-mean with equal weights. Acceptance never ranks anything.
+mean with equal weights. Times are evened out by the machine's pace where it was probed.
+Acceptance never ranks anything.
 
 Example:
     >>> verdict = analyse(cells)                                   # doctest: +SKIP
@@ -19,8 +20,9 @@ from typing import Literal
 
 import msgspec
 
-from browndwarf.records import CellRecord, Rate
+from browndwarf.records import CellRecord
 from browndwarf.stats import Drift, Interval, drift, mean_ratio_interval
+from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.space import Configuration
 
 #: Marks that keep a cell out of the contest: its figure says something else than its name.
@@ -33,7 +35,8 @@ Word = Literal["faster", "slower", "inconclusive", "baseline"]
 class Standing:
     """One configuration over all workloads, against the baseline of its group.
 
-    ``speed`` is the geometric mean of decode tok/s; ``by_workload`` the speed-up for each.
+    ``speed`` is the geometric mean of decode tok/s, on a machine at its median pace;
+    ``by_workload`` the speed-up for each.
     """
 
     configuration: Configuration
@@ -81,6 +84,7 @@ class Verdict:
     winner: Standing | None
     baseline: Standing | None
     drifts: tuple[GroupDrift, ...]
+    pace: Pace
 
     def best(self, *, speculative: bool, group: str | None = None) -> Standing | None:
         """The fastest eligible standing of one kind, in one group or in all."""
@@ -101,6 +105,7 @@ def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict
     speak, because both arms were measured side by side; and only confirmed ones can win.
     """
     usable = [c for c in cells if c.status == "ok" and c.decode_tok_s is not None]
+    pace = Pace(usable)
     disqualifying = DISQUALIFYING - ({"busy"} if allow_busy else set())
     by_configuration: dict[str, list[CellRecord]] = {}
     for cell in usable:
@@ -108,7 +113,7 @@ def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict
     standings: list[Standing] = []
     for members in by_configuration.values():
         base = by_configuration.get(configuration_of(members[0]).baseline().key(), [])
-        made = _standing(_pairs(members, base), disqualifying)
+        made = _standing(_pairs(members, base, pace), disqualifying, pace)
         if made is not None:
             standings.append(made)
     # A configuration that lacks a workload could win by leaving out the slow one.
@@ -119,7 +124,7 @@ def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict
     if winner is not None:
         same_group = (s for s in standings if s.group == winner.group)
         baseline = next((s for s in same_group if not s.configuration.speculative), None)
-    return Verdict(tuple(standings), winner, baseline, drifts(usable))
+    return Verdict(tuple(standings), winner, baseline, drifts(usable, pace), pace)
 
 
 def grid(cells: Iterable[CellRecord]) -> list[CellRecord]:
@@ -142,19 +147,26 @@ class _Pair:
     members: list[CellRecord]
     baseline: list[CellRecord]
     confirmed: bool
+    pace: Pace
 
     def times(self, workload: str) -> tuple[list[float], list[float]]:
         """Milliseconds per token of baseline and configuration, request by request."""
-        mine, theirs = _times(self.members, workload), _times(self.baseline, workload)
+        mine = _times(self.members, workload, self.pace)
+        theirs = _times(self.baseline, workload, self.pace)
         common = [key for key in mine if key in theirs]
         return [theirs[key] for key in common], [mine[key] for key in common]
 
 
-def _pairs(members: list[CellRecord], baseline: list[CellRecord]) -> list[_Pair]:
+def _pairs(members: list[CellRecord], baseline: list[CellRecord], pace: Pace) -> list[_Pair]:
     """Both confirming passes where they are whole; else the grid's cells against the baseline
     at the start and, where it was measured, at the end."""
     passes = [
-        _Pair([c for c in members if c.role == role], [c for c in baseline if c.role == role], True)
+        _Pair(
+            [c for c in members if c.role == role],
+            [c for c in baseline if c.role == role],
+            True,
+            pace,
+        )
         for role in ("confirm-a", "confirm-b")
     ]
     every = {c.workload for c in members}
@@ -165,7 +177,7 @@ def _pairs(members: list[CellRecord], baseline: list[CellRecord]) -> list[_Pair]
     for role in ("baseline", "baseline-again"):
         theirs = [c for c in baseline if c.role == role]
         if theirs and mine and (role == "baseline" or mine[0].role == "mtp"):
-            found.append(_Pair(mine, theirs, False))
+            found.append(_Pair(mine, theirs, False, pace))
     return found
 
 
@@ -174,15 +186,15 @@ def configuration_of(cell: CellRecord) -> Configuration:
     return msgspec.convert(cell.options, Configuration)
 
 
-def drifts(cells: Iterable[CellRecord]) -> tuple[GroupDrift, ...]:
+def drifts(cells: Iterable[CellRecord], pace: Pace) -> tuple[GroupDrift, ...]:
     """Per group, the baseline's later measurement against its earlier one.
 
     The confirming passes are compared where they are there, since the verdict rests on them; else
     the grid's start and end.
     """
     found: dict[str, dict[str, Drift]] = {}
-    by_role: dict[tuple[str, str, str], Rate] = {
-        (c.group, c.workload, c.role): c.decode_tok_s
+    by_role: dict[tuple[str, str, str], tuple[float, ...]] = {
+        (c.group, c.workload, c.role): pace.rates(c)
         for c in cells
         if c.head_type is None and c.decode_tok_s is not None
     }
@@ -190,11 +202,11 @@ def drifts(cells: Iterable[CellRecord]) -> tuple[GroupDrift, ...]:
         for (group, workload, role), first in by_role.items():
             later = by_role.get((group, workload, after))
             if role == before and later is not None:
-                found.setdefault(group, {})[workload] = drift(first.runs, later.runs)
+                found.setdefault(group, {})[workload] = drift(first, later)
     return tuple(GroupDrift(group, by_workload) for group, by_workload in found.items())
 
 
-def _standing(pairs: list[_Pair], disqualifying: Collection[str]) -> Standing | None:
+def _standing(pairs: list[_Pair], disqualifying: Collection[str], pace: Pace) -> Standing | None:
     """A configuration against its baseline; None when they cannot be compared.
 
     The requests of all pairs are pooled. Each pair was measured at a time of its own, and a
@@ -218,7 +230,7 @@ def _standing(pairs: list[_Pair], disqualifying: Collection[str]) -> Standing | 
     # In the grid every pair has the same members.
     members = list({c.id: c for pair in pairs for c in pair.members}.values())
     compared = [c for c in members if c.workload in by_workload]
-    speeds = [c.decode_tok_s.mean for c in compared if c.decode_tok_s is not None]
+    speeds = [rate for c in compared if (rate := pace.rate(c))]
     baselines = [c for pair in pairs for c in pair.baseline]
     marked = any(mark in disqualifying for c in (*members, *baselines) for mark in c.marks)
     return Standing(
@@ -233,10 +245,10 @@ def _standing(pairs: list[_Pair], disqualifying: Collection[str]) -> Standing | 
     )
 
 
-def _times(cells: list[CellRecord], workload: str) -> dict[tuple[str, int], float]:
+def _times(cells: list[CellRecord], workload: str, pace: Pace) -> dict[tuple[str, int], float]:
     """Milliseconds per token of each request, by prompt and repeat."""
     return {
-        (t.prompt_id, t.repeat): t.ms_per_token
+        (t.prompt_id, t.repeat): pace.ms_per_token(t)
         for c in cells
         if c.workload == workload
         for t in c.traces

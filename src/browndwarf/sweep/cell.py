@@ -4,7 +4,7 @@ The server's own timings are the measurement; the client only asks and writes do
 off, fixed seeds, greedy unless told otherwise, one discarded warm-up, the same prompts in every
 repeat. Acceptance per position comes from the server's counters, read before and after.
 
-The boundary: ``Served`` is what is needed of a running server, so that a fake fits.
+The boundary: ``served.Served`` is what is needed of a running server, so that a fake fits.
 
 Example:
     >>> cell = await measure(served, job, workload, settings)      # doctest: +SKIP
@@ -18,9 +18,8 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -34,9 +33,11 @@ from browndwarf.records import (
     Rate,
     RequestTrace,
 )
-from browndwarf.stats import summarize
+from browndwarf.stats import Summary, summarize
+from browndwarf.sweep.pace import Pacer
+from browndwarf.sweep.served import Counters, Observation, Observer, Served, Settings
 from browndwarf.sweep.space import Configuration, cell_id
-from browndwarf.sweep.workload import Prompt, Workload
+from browndwarf.sweep.workload import Workload
 
 #: Below this share of accepted drafts the drafter does not belong to the target.
 LOWEST_ACCEPTANCE = 0.05
@@ -48,105 +49,12 @@ UNSTEADY_SPREAD = 0.25
 WARM_UP_TOKENS = 16
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How cells are measured; the same for all cells of a run."""
-
-    repeats: int = 3
-    prompts: int = 4
-    n_predict: int = 128
-    temperature: float = 0.0
-    seed: int = 1
-    ignore_eos: bool = True
-    request_timeout_s: float = 600.0
-    synthetic: bool = False
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration with its place in the sweep."""
 
     configuration: Configuration
     role: CellRole
     group: str
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What was seen beside a cell: marks, memory in MiB, and other figures (power, heat)."""
-
-    marks: tuple[str, ...] = ()
-    memory: dict[str, float] = field(default_factory=dict)
-    watch: dict[str, float] = field(default_factory=dict)
-
-
-#: Called after a cell: what was seen since it was last called.
-Observer = Callable[[], Observation]
-
-
-class Timings(Protocol):
-    """llama-server's ``timings`` of one request."""
-
-    @property
-    def cache_n(self) -> int: ...
-    @property
-    def prompt_n(self) -> int: ...
-    @property
-    def prompt_ms(self) -> float: ...
-    @property
-    def predicted_n(self) -> int: ...
-    @property
-    def predicted_ms(self) -> float: ...
-    @property
-    def draft_n(self) -> int: ...
-    @property
-    def draft_n_accepted(self) -> int: ...
-
-
-class Answer(Protocol):
-    """One finished completion."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def timings(self) -> Timings: ...
-    @property
-    def ttft_s(self) -> float: ...
-    @property
-    def total_s(self) -> float: ...
-    @property
-    def stop(self) -> str: ...
-
-
-class Counters(Protocol):
-    """The server's speculative counters since its start."""
-
-    @property
-    def drafts(self) -> int: ...
-    @property
-    def draft_tokens(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-    @property
-    def per_position(self) -> Sequence[int]: ...
-
-
-class Served(Protocol):
-    """A running server, as a cell sees it."""
-
-    @property
-    def load_s(self) -> float: ...
-    @property
-    def pid(self) -> int: ...
-
-    async def render(self, prompt: Prompt) -> str:
-        """The prompt's final text, through the model's chat template where it has messages."""
-
-    async def complete(self, text: str, *, settings: Settings, n_predict: int, seed: int) -> Answer:
-        """One completion with the prompt cache off. Raises a ServerError when it fails."""
-
-    async def counters(self) -> Counters: ...
-
-    def memory(self) -> dict[str, float]:
-        """MiB by kind of buffer as the server logged it, and their sum as ``buffers``."""
 
 
 async def measure(
@@ -157,10 +65,12 @@ async def measure(
     *,
     warm_up: bool = True,
     observe: Observer = Observation,
+    pacer: Pacer | None = None,
 ) -> CellRecord:
     """Measure ``workload`` on a running server.
 
     ``observe`` says what was seen on the machine meanwhile; what it saw before is dropped.
+    ``pacer`` is asked between requests how fast the machine is.
 
     Raises:
         ServerError: a request failed; nothing is recorded then.
@@ -180,7 +90,7 @@ async def measure(
     observe()
     for repeat in range(settings.repeats):
         start = time.perf_counter()
-        made, rate = await _one_run(served, job.configuration, texts, repeat, settings)
+        made, rate = await _one_run(served, job.configuration, texts, repeat, settings, pacer)
         window = time.perf_counter() - start
         # Slots overlap: together they cannot generate for longer than the window lasted.
         served_ms = math.fsum(t.prompt_ms + t.predicted_ms for t in made)
@@ -191,7 +101,7 @@ async def measure(
     acceptance, counted = await _acceptance(served, before, traces)
     marks = list(seen.marks) + _marks(job.configuration, traces, acceptance, counted, settings)
     decode = summarize(rates)
-    if decode.relative_spread > UNSTEADY_SPREAD:
+    if min(decode.relative_spread, _even_spread(traces, decode)) > UNSTEADY_SPREAD:
         marks.append("unsteady")
     cycles = sum(t.cycles for t in traces)
     timed = sum(max(t.predicted_n - 1, 0) for t in traces)
@@ -218,6 +128,17 @@ async def measure(
         generating_s=generating,
         started_unix=started,
     )
+
+
+def _even_spread(traces: Sequence[RequestTrace], raw: Summary) -> float:
+    """The repeats' relative spread were the machine always as fast as the probe says."""
+    if not all(t.probe_ms for t in traces):
+        return raw.relative_spread
+    spent: dict[int, float] = {}
+    for trace in traces:
+        even = trace.predicted_ms / trace.probe_ms
+        spent[trace.repeat] = spent.get(trace.repeat, 0.0) + even
+    return summarize(list(spent.values())).relative_spread
 
 
 def failed(job: Job, workload: str, error: BrowndwarfError, *, seed: int) -> CellRecord:
@@ -258,6 +179,7 @@ async def _one_run(
     texts: Sequence[tuple[str, str]],
     repeat: int,
     settings: Settings,
+    pacer: Pacer | None,
 ) -> tuple[list[RequestTrace], float]:
     """All prompts once. The rate is tokens over decode time; with several slots, over the wall.
 
@@ -267,10 +189,16 @@ async def _one_run(
     slots = configuration.parallel
     work = list(enumerate(texts))
     if slots == 1:
-        traces = [
-            await _request(served, prompt_id, text, repeat, settings, seed=settings.seed + index)
-            for index, (prompt_id, text) in work
-        ]
+        traces = []
+        before = await pacer.take() if pacer is not None else 0.0
+        for index, (prompt_id, text) in work:
+            seed = _seed(settings, index, repeat)
+            trace = await _request(served, prompt_id, text, repeat, settings, seed=seed)
+            if pacer is not None:
+                after = await pacer.take()
+                trace = msgspec.structs.replace(trace, probe_ms=math.sqrt(before * after))
+                before = after
+            traces.append(trace)
         tokens = sum(max(t.predicted_n - 1, 0) for t in traces)
         spent = math.fsum(t.predicted_ms for t in traces) / 1e3
         return traces, tokens / spent if spent else 0.0
@@ -282,7 +210,9 @@ async def _one_run(
         for index, (prompt_id, text) in queue:
             name = f"{prompt_id}#{index}"
             results.append(
-                await _request(served, name, text, repeat, settings, seed=settings.seed + index)
+                await _request(
+                    served, name, text, repeat, settings, seed=_seed(settings, index, repeat)
+                )
             )
 
     start = time.perf_counter()
@@ -292,6 +222,11 @@ async def _one_run(
     window = time.perf_counter() - start
     results.sort(key=lambda t: t.prompt_id)
     return results, sum(t.predicted_n for t in results) / window
+
+
+def _seed(settings: Settings, index: int, repeat: int) -> int:
+    """The same in every repeat; but made-up acceptance is a draw, and repeats draw anew."""
+    return settings.seed + index + (1000 * repeat if settings.synthetic else 0)
 
 
 async def _request(

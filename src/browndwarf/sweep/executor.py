@@ -29,9 +29,11 @@ from browndwarf.engine.wire import SpecCounters
 from browndwarf.errors import EngineError, EngineUnsupported, ModelError, RequestFailed
 from browndwarf.models.gguf import read_model
 from browndwarf.sweep import synthetic
-from browndwarf.sweep.cell import Answer, Served, Settings
 from browndwarf.sweep.launch import server_options
+from browndwarf.sweep.pace import Pacer
 from browndwarf.sweep.planned import SweepPlan
+from browndwarf.sweep.probe import reference_server
+from browndwarf.sweep.served import Answer, Served, Settings
 from browndwarf.sweep.smoke import Reply
 from browndwarf.sweep.sources import Source, ensure_variant, variant_path
 from browndwarf.sweep.space import EMBEDDED, Configuration
@@ -140,7 +142,7 @@ class LocalEngine:
     """llama.cpp on this machine, for one model and its head.
 
     ``on_make`` is told the name of each model file that has to be made first, ``on_load`` how
-    far a server's start has come.
+    far a server's start has come. ``paced``: the processor computes, so its speed is probed.
     """
 
     def __init__(
@@ -154,13 +156,14 @@ class LocalEngine:
         on_make: Callable[[str], None] = lambda _: None,
         on_load: Callable[[LoadProgress], None] | None = None,
         device_mib: float | None = None,
+        paced: bool = False,
         load_timeout_s: float = 600.0,
         env: dict[str, str] | None = None,
     ) -> None:
         self._build, self._plan = build, plan
         self._target, self._head = target, head
         self._fits, self._on_make, self._on_load = fits, on_make, on_load
-        self._device_mib = device_mib
+        self._device_mib, self._paced = device_mib, paced
         self._load_timeout_s = load_timeout_s
         self._env = env
 
@@ -235,6 +238,18 @@ class LocalEngine:
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
         """What the memory budget says against it; None when it fits or nobody knows."""
         return self._fits(self.options(configuration))
+
+    @asynccontextmanager
+    async def pacing(self, log_path: Path) -> AsyncIterator[Pacer | None]:
+        """The probe of the machine's speed; None where it is not asked for."""
+        if not self._paced:
+            yield None
+            return
+        threads = [n for n in self._plan.axes.threads if n is not None]
+        async with reference_server(
+            self._build, log_path, threads=min(threads, default=None)
+        ) as pacer:
+            yield pacer
 
     def serve(
         self, configuration: Configuration, log_path: Path

@@ -9,8 +9,9 @@ d the head's cost per drafted token, c what a cycle costs beside. Each factor is
 is cheap; the grid is their product.
 
 Assumptions, and where they end: acceptance at position i is the same whatever n_max (within a few
-percent); d depends on the head and, by an offset, on the group; one slot. With several slots
-nothing is predicted.
+percent); d depends on the head and, by an offset, on the group; a group that was not measured
+costs what its settings cost one by one (``effects``); one slot. With several slots nothing is
+predicted.
 
 Example:
     >>> model = FactorModel(cells, curves)                          # doctest: +SKIP
@@ -28,12 +29,16 @@ import numpy as np
 
 from browndwarf.records import CellRecord, Prediction
 from browndwarf.sweep.analysis import configuration_of
+from browndwarf.sweep.effects import Effects
+from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.space import Configuration
 
 #: 90% of a normal distribution lies within so many standard deviations.
 Z90 = 1.645
 #: Cycle costs are never believed to be known better than this, relative.
 LEAST_ERROR = 0.025
+#: What adding up a group's settings may be wrong by, relative.
+UNSEEN_ERROR = 0.04
 #: Pull of the unknown costs towards their common value, in squared milliseconds per data point.
 RIDGE = 1e-3
 
@@ -99,7 +104,8 @@ class _Counts:
         acceptance = cell.acceptance
         if acceptance is None or not acceptance.drafts:
             return
-        repeats = max(1, len({t.repeat for t in cell.traces}))
+        # Repeats of a prompt draft the same; synthetic acceptance is drawn anew each time.
+        repeats = 1 if cell.synthetic else max(1, len({t.repeat for t in cell.traces}))
         for i, rate in enumerate(acceptance.per_position):
             if i == len(self.accepted):
                 self.accepted.append(0.0)
@@ -115,7 +121,8 @@ class FactorModel:
     """Fitted to the measured cells; predicts the others.
 
     ``curves`` has, per group, milliseconds of a batch of 1, 2, ... tokens. Disturbed cells are
-    left out unless ``allow_busy``.
+    left out unless ``allow_busy``. Cycles are evened out by ``pace``, and predictions are for a
+    machine at its reference speed.
     """
 
     def __init__(
@@ -124,21 +131,28 @@ class FactorModel:
         curves: Mapping[str, Curve],
         *,
         allow_busy: bool = False,
+        pace: Pace | None = None,
     ) -> None:
-        self._curves = curves
+        self.pace = pace or Pace(cells)
         usable = [c for c in cells if c.cycle_ms and trusted(c, allow_busy)]
-        self._step_ms = _baseline_steps(usable)
+        self._steps = Effects(_baseline_steps(usable, self.pace))
+        bases = {configuration_of(c).baseline() for c in cells}
+        self._curves = Effects(
+            {b: tuple(curve) for b in bases if (curve := curves.get(b.group_label()))}
+        )
         self._profiles = _profiles(usable)
         self._any_head = _profiles(usable, pooled=True)
         self._fit([c for c in usable if c.head_type is not None])
 
     def predict(self, configuration: Configuration, workload: str) -> Prediction | None:
         """Decode tok/s with a 90% interval; None where a factor is not known yet."""
-        group = configuration.group_label()
-        if configuration.parallel != 1 or group not in self._step_ms:
+        base = configuration.baseline()
+        step = self._steps.of(base)
+        if configuration.parallel != 1 or step is None:
             return None
+        unseen = 0.0 if self._steps.measured(base) else UNSEEN_ERROR
         if not configuration.speculative:
-            return _interval(1e3 / self._step_ms[group], self.error)
+            return self._interval(1e3 / step[0], math.hypot(self.error, unseen))
         key = head_key(configuration)
         profile = self._profiles.get((key, workload)) or self._any_head.get((None, workload))
         cycle = self.cycle_ms(configuration)
@@ -146,54 +160,61 @@ class FactorModel:
             return None
         length, deviation = profile.length(configuration.n_max)
         guess = 0.0 if (key, workload) in self._profiles else 0.04
-        return _interval(1e3 * length / cycle, math.hypot(deviation / length, self.error, guess))
+        error = math.hypot(deviation / length, self.error, guess, unseen)
+        return self._interval(1e3 * length / cycle, error)
+
+    def _interval(self, speed: float, relative: float) -> Prediction:
+        spread = math.exp(Z90 * relative)
+        reference = self.pace.reference
+        return Prediction(
+            decode_tok_s=speed, low=speed / spread, high=speed * spread, probe_ms=reference
+        )
 
     def cycle_ms(self, configuration: Configuration) -> float | None:
-        """T(n) of a speculative configuration; None without its group's baseline."""
-        group = configuration.group_label()
-        step = self._step_ms.get(group)
+        """T(n) of a speculative configuration; None without its group's plain step."""
+        base = configuration.baseline()
+        step = self._steps.of(base)
         if step is None:
             return None
         n = configuration.n_max
-        verify = step * relative_cost(self._curves.get(group), n + 1)
-        made = verify + self._fixed + n * (self._draft_ms(configuration) + self._offset(group))
+        offset = self._offsets.of(base) or (0.0,)
+        made = self._verify_ms(base, step[0], n) + self._fixed
+        made += n * (self._draft_ms(configuration) + offset[0])
         # Verifying more tokens is never cheaper than a plain step.
-        return max(made, step)
+        return max(made, step[0])
+
+    def _verify_ms(self, base: Configuration, step_ms: float, n: int) -> float:
+        return step_ms * relative_cost(self._curves.of(base), n + 1)
 
     def _draft_ms(self, configuration: Configuration) -> float:
         return self._draft.get(head_key(configuration), self._mean_draft)
 
-    def _offset(self, group: str) -> float:
-        return self._group_offset.get(group, 0.0)
-
     def _fit(self, cells: Sequence[CellRecord]) -> None:
         """Least squares for c, d(head) and an offset per group, pulled towards their means."""
-        configurations = [configuration_of(c) for c in cells]
-        heads = list(dict.fromkeys(head_key(c) for c in configurations))
-        groups = list(dict.fromkeys(c.group_label() for c in configurations))
         self._fixed, self._mean_draft = 0.0, 0.0
         self._draft: dict[HeadKey, float] = {}
-        self._group_offset: dict[str, float] = {}
+        self._offsets = Effects({})
         self.error = LEAST_ERROR
-        known = [
-            (configuration, cell)
-            for configuration, cell in zip(configurations, cells, strict=True)
-            if configuration.group_label() in self._step_ms
-        ]
+        known = []
+        for cell in cells:
+            configuration = configuration_of(cell)
+            step = self._steps.of(configuration.baseline())
+            if step is not None:
+                known.append((configuration, step[0], self.pace.cycle_ms(cell) or 0.0))
         if not known:
             return
-        width = 2 + len(heads) + len(groups)
+        heads = list(dict.fromkeys(head_key(c) for c, _, _ in known))
+        bases = list(dict.fromkeys(c.baseline() for c, _, _ in known))
+        width = 2 + len(heads) + len(bases)
         rows, values, weights = [], [], []
-        for configuration, cell in known:
-            group, n = configuration.group_label(), configuration.n_max
-            verify = self._step_ms[group] * relative_cost(self._curves.get(group), n + 1)
+        for configuration, step_ms, cycle in known:
+            base, n = configuration.baseline(), configuration.n_max
             row = np.zeros(width)
             row[0], row[1] = 1.0, n
             row[2 + heads.index(head_key(configuration))] = n
-            row[2 + len(heads) + groups.index(group)] = n
+            row[2 + len(heads) + bases.index(base)] = n
             rows.append(row)
-            cycle = cell.cycle_ms or 0.0
-            values.append(cycle - verify)
+            values.append(cycle - self._verify_ms(base, step_ms, n))
             weights.append(1.0 / cycle)
         matrix = np.array(rows) * np.array(weights)[:, None]
         target = np.array(values) * np.array(weights)
@@ -203,19 +224,24 @@ class FactorModel:
         solved = np.linalg.solve(normal, matrix.T @ target)
         self._fixed, self._mean_draft = float(solved[0]), float(solved[1])
         self._draft = {h: self._mean_draft + float(solved[2 + i]) for i, h in enumerate(heads)}
-        self._group_offset = {g: float(solved[2 + len(heads) + i]) for i, g in enumerate(groups)}
+        self._offsets = Effects(
+            {b: (float(solved[2 + len(heads) + i]),) for i, b in enumerate(bases)}
+        )
         residual = matrix @ solved - target
         spare = max(len(values) - min(len(values) - 1, 3), 1)
         self.error = max(LEAST_ERROR, float(np.sqrt((residual**2).sum() / spare)))
 
 
-def _baseline_steps(cells: Sequence[CellRecord]) -> dict[str, float]:
+def _baseline_steps(
+    cells: Sequence[CellRecord], pace: Pace
+) -> dict[Configuration, tuple[float, ...]]:
     """Milliseconds of a plain step, per group: the mean over its baseline cells."""
-    sums: dict[str, list[float]] = {}
+    sums: dict[Configuration, list[float]] = {}
     for cell in cells:
-        if cell.head_type is None and cell.cycle_ms:
-            sums.setdefault(cell.group, []).append(cell.cycle_ms)
-    return {group: math.fsum(values) / len(values) for group, values in sums.items()}
+        cycle = pace.cycle_ms(cell)
+        if cell.head_type is None and cycle:
+            sums.setdefault(configuration_of(cell), []).append(cycle)
+    return {base: (math.fsum(values) / len(values),) for base, values in sums.items()}
 
 
 def _profiles(
@@ -240,8 +266,3 @@ def pooled_rates(cells: Sequence[CellRecord]) -> tuple[float, ...]:
     for accepted, tried in zip(counts.accepted, counts.tried, strict=True):
         rates.append(min(accepted / tried, *rates[-1:], 1.0))
     return tuple(rates)
-
-
-def _interval(speed: float, relative: float) -> Prediction:
-    spread = math.exp(Z90 * relative)
-    return Prediction(decode_tok_s=speed, low=speed / spread, high=speed * spread)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from browndwarf.sweep.cell import Job, Settings
+from browndwarf.sweep.cell import Job
+from browndwarf.sweep.served import Settings
 from browndwarf.sweep.space import Axes, Configuration, Group
 from browndwarf.sweep.synthetic import Synthetic
 from browndwarf.sweep.workload import Workload

@@ -21,7 +21,7 @@ import psutil
 
 from browndwarf.errors import MachineBusy
 from browndwarf.hardware.watch import BusyClock, Watcher, WatchRecord
-from browndwarf.sweep.cell import Observation, Observer, Served
+from browndwarf.sweep.served import Observation, Observer, Served
 from browndwarf.units import format_duration
 
 #: More than this share of all cores in others' hands is no quiet machine. Threads that spin at

@@ -6,8 +6,8 @@ by side, twice. A server is started once per configuration. Whatever was saved b
 measured again, except cells that failed. A fault of one server costs its own cells only; a fault
 of the disk or a busy machine stops the sweep with everything saved.
 
-The boundary: ``Engine`` starts servers and ``Quiet`` watches the machine; both are given, so
-that fakes fit. Progress goes to a listener as events; nothing is printed here.
+The boundary: ``Engine`` starts servers and ``Quiet`` watches the machine (``served``); both are
+given, so that fakes fit. Progress goes to a listener as events; nothing is printed here.
 
 Example:
     >>> await run_sweep(plan, store, engine, listen=print)         # doctest: +SKIP
@@ -16,37 +16,29 @@ Example:
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from browndwarf.errors import EngineError, EngineNotFound, ModelError, ServerError
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse, configuration_of, grid, to_confirm
-from browndwarf.sweep.cell import (
-    Job,
-    Observer,
-    Served,
-    failed,
-    measure,
-    predicted,
-    unmeasured,
-)
+from browndwarf.sweep.cell import Job, failed, measure, predicted, unmeasured
 from browndwarf.sweep.cliff import spilled
 from browndwarf.sweep.events import CellDone, Finished, Listener, Measuring, Started
 from browndwarf.sweep.model import FactorModel
+from browndwarf.sweep.pace import Pacer
 from browndwarf.sweep.planned import SweepPlan, confirm_jobs, group_jobs
 from browndwarf.sweep.search import (
     REFINEMENTS,
     Estimate,
     estimates,
     exploration_cells,
+    explored_groups,
     next_step,
 )
-from browndwarf.sweep.space import Configuration, cell_id
+from browndwarf.sweep.served import Engine, Observer, Quiet, Served
+from browndwarf.sweep.space import Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
 from browndwarf.sweep.workload import Workload
 
@@ -58,38 +50,28 @@ CONFIRMED = 3
 WORTH_A_RETRY = frozenset({"busy", "unsteady"})
 
 
-class Quiet(Protocol):
-    """Knows whether other work takes the machine."""
+async def measure_jobs(
+    plan: SweepPlan,
+    store: RunStore,
+    engine: Engine,
+    quiet: Quiet,
+    jobs: Iterable[Job],
+    *,
+    go_on: Callable[[], bool] = lambda: True,
+    listen: Listener = lambda _: None,
+) -> tuple[CellRecord, ...]:
+    """Measure just these jobs, in this order, while ``go_on``; return all cells of the store.
 
-    async def settle(self) -> None:
-        """Wait until the machine is quiet. Raises MachineBusy when it does not become so."""
-
-    def watch(self, served: Served) -> AbstractContextManager[Observer]:
-        """Watch the machine beside this server while the context is open."""
-
-
-class Engine(Protocol):
-    """Starts a server for a configuration."""
-
-    @property
-    def sha(self) -> str: ...
-
-    @property
-    def device_mib(self) -> float | None:
-        """Memory of the one device in use; None without one, or with several."""
-
-    async def prepare(self, configuration: Configuration) -> None:
-        """Make the files that the configuration needs. Raises ToolFailed or DiskFull."""
-
-    def serve(
-        self, configuration: Configuration, log_path: Path
-    ) -> AbstractAsyncContextManager[Served]: ...
-
-    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
-        """Milliseconds of a batch of 1 to ``tokens`` tokens; empty where it cannot be told."""
-
-    def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
-        """Why the configuration cannot fit, as an error record; None when it may."""
+    Raises:
+        StorageError, MachineBusy, EngineNotFound: as ``run_sweep``.
+    """
+    async with engine.pacing(store.directory / "logs" / "pace.log") as pacer:
+        walk = _Walk(plan, store, engine, quiet, listen, pacer)
+        for job in jobs:
+            if not go_on():
+                break
+            await walk.job(job, plan.workloads)
+    return store.cells()
 
 
 async def run_sweep(
@@ -104,18 +86,24 @@ async def run_sweep(
     Raises:
         StorageError, MachineBusy, EngineNotFound: the sweep stops; saved cells stay.
     """
-    walk = _Walk(plan, store, engine, quiet, listen)
-    return await walk.run()
+    async with engine.pacing(store.directory / "logs" / "pace.log") as pacer:
+        return await _Walk(plan, store, engine, quiet, listen, pacer).run()
 
 
 class _Walk:
     """One pass over the plan."""
 
     def __init__(
-        self, plan: SweepPlan, store: RunStore, engine: Engine, quiet: Quiet, listen: Listener
+        self,
+        plan: SweepPlan,
+        store: RunStore,
+        engine: Engine,
+        quiet: Quiet,
+        listen: Listener,
+        pacer: Pacer | None,
     ) -> None:
         self._plan, self._store, self._engine = plan, store, engine
-        self._quiet, self._listen = quiet, listen
+        self._quiet, self._listen, self._pacer = quiet, listen, pacer
         self._have = {c.id: c for c in store.cells() if c.status not in ("failed", "predicted")}
         self._seen = dict(self._have)
         self._total = plan.grid_cells
@@ -130,14 +118,15 @@ class _Walk:
             await self._explore()
         else:
             if self._engine.device_mib is not None:
-                await self._batch_curves()  # the reference that a spill is seen against
+                # The reference that a spill is seen against.
+                await self._batch_curves(self._plan.axes.groups())
             for job in self._plan.jobs():
-                await self._job(job, self._plan.workloads)
+                await self.job(job, self._plan.workloads)
         if self._plan.confirm:
             jobs = confirm_jobs(self._best())
             self._total += len(jobs) * len(self._plan.workloads)
             for job in jobs:
-                await self._job(job, self._plan.workloads)
+                await self.job(job, self._plan.workloads)
         if self._plan.fast:
             self._predict()
         wall, share = self._overhead()
@@ -148,11 +137,12 @@ class _Walk:
     async def _explore(self) -> None:
         """Measure what settles most, until the winner is separated or the budget is spent."""
         names = [w.name for w in self._plan.workloads]
-        curves = await self._batch_curves()
         self._total = max(
             exploration_cells(self._plan.axes, names) + REFINEMENTS * len(names), len(self._have)
         )
         while not self._budget_spent():
+            groups = explored_groups(self._plan.axes, list(self._seen.values()))
+            curves = await self._batch_curves(groups)
             step = next_step(
                 self._plan.axes,
                 names,
@@ -163,27 +153,34 @@ class _Walk:
             if step is None:
                 break
             chosen = [w for w in self._plan.workloads if w.name in step.workloads]
-            await self._job(step.job, chosen)
+            await self.job(step.job, chosen)
         self._total = len(self._have)
 
-    async def _batch_curves(self) -> dict[str, tuple[float, ...]]:
+    async def _batch_curves(self, groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
         """Per group, the cost of batches of 1 to n_max + 1 tokens; measured once per run."""
         curves: dict[str, tuple[float, ...]] = {
             name: tuple(values) for name, values in (self._store.meta("curves") or {}).items()
         }
         deepest = max(self._plan.axes.n_max, default=0)
-        for group in self._plan.axes.groups():
-            if group.label not in curves and deepest:
-                if not self._plan.allow_busy:
-                    await self._quiet.settle()
-                try:
-                    await self._engine.prepare(group.baseline)
-                    curve = await self._engine.batch_curve(group.baseline, deepest + 1)
-                except (EngineError, ModelError):
-                    curve = ()  # its cells will say what is wrong
-                curves[group.label] = curve
-        self._store.set_meta("curves", curves)
+        missing = [group for group in groups if group.label not in curves and deepest]
+        for group in missing:
+            # Sampling is no part of the batch that is timed.
+            same = msgspec.structs.replace(group.baseline, backend_sampling=False)
+            if same.group_label() not in curves:
+                curves[same.group_label()] = await self._batch_curve(same, deepest + 1)
+            curves[group.label] = curves[same.group_label()]
+        if missing:
+            self._store.set_meta("curves", curves)
         return curves
+
+    async def _batch_curve(self, base: Configuration, tokens: int) -> tuple[float, ...]:
+        if not self._plan.allow_busy:
+            await self._quiet.settle()
+        try:
+            await self._engine.prepare(base)
+            return await self._engine.batch_curve(base, tokens)
+        except (EngineError, ModelError):
+            return ()  # its cells will say what is wrong
 
     def _budget_spent(self) -> bool:
         limit = self._plan.budget_s
@@ -194,10 +191,13 @@ class _Walk:
         if not self._plan.fast:
             cells = grid(self._store.cells())
             return to_confirm(analyse(cells, allow_busy=self._plan.allow_busy))
-        ranked = self._estimates()[:CONFIRMED]
+        ranked = [e for e in self._estimates() if self._may_fit(e.configuration)][:CONFIRMED]
         wanted = {e.configuration.baseline(): None for e in ranked}
         wanted |= {e.configuration: None for e in ranked}
         return tuple(wanted) if len(wanted) > 1 else ()
+
+    def _may_fit(self, configuration: Configuration) -> bool:
+        return self._plan.try_anyway or self._engine.does_not_fit(configuration) is None
 
     def _estimates(self) -> list[Estimate]:
         # The grid alone, so that a resumed run confirms the same ones.
@@ -218,18 +218,27 @@ class _Walk:
             cells, self._store.meta("curves") or {}, allow_busy=self._plan.allow_busy
         )
         known = {(configuration_of(c).key(), c.workload) for c in cells if c.status != "predicted"}
+        tight = any(c.status == "does-not-fit" for c in cells)
         for group in self._plan.axes.groups():
             for job in group_jobs(group):
-                for workload in self._plan.workloads:
-                    key = (job.configuration.key(), workload.name)
-                    if key in known or job.role == "baseline-again":
-                        continue
+                if job.role == "baseline-again":
+                    continue
+                missing = [
+                    w
+                    for w in self._plan.workloads
+                    if (job.configuration.key(), w.name) not in known
+                ]
+                # Where memory is tight a prediction is worth nothing without the budget's word.
+                if missing and tight and self._does_not_fit(job, missing):
+                    continue
+                for workload in missing:
                     made = model.predict(job.configuration, workload.name)
                     if made is not None:
                         cell = self._labelled(predicted(job, workload.name, made))
                         self._store.save(cell, flush=False)
 
-    async def _job(self, job: Job, workloads: Sequence[Workload]) -> None:
+    async def job(self, job: Job, workloads: Sequence[Workload]) -> None:
+        """Measure what the store lacks of a job."""
         missing = [w for w in workloads if _id(job, w) not in self._have]
         if missing:
             await self._configuration(job, missing)
@@ -280,6 +289,7 @@ class _Walk:
                 self._plan.settings,
                 warm_up=warm_up and attempt == 1,
                 observe=observe,
+                pacer=self._pacer,
             )
             spent += cell.generating_s
             if self._plan.allow_busy or not WORTH_A_RETRY.intersection(cell.marks):

@@ -2,11 +2,14 @@
 
 The steps, each only for what is still missing:
 
-1. every group's baseline, on one workload: a step costs the same whatever the text;
+1. the baseline of the first group and of those that differ from it in one setting, on one
+   workload: a step costs the same whatever the text, and other groups' costs add up (``effects``);
 2. every head in the first group, at the largest n_max, on all workloads: acceptance;
-3. one head in every other group, and in the first group at n_max 1: what a cycle costs there;
+3. one head in each of the other groups, and in the first one at n_max 1: what a cycle costs there;
 4. whoever could still be the fastest by the model's intervals, one after the other, until the
    best is separated or the refinements are used up.
+
+Where nothing runs in the first group, because it does not fit, the next one takes its place.
 
 After that the best few are confirmed side by side with their baselines, as in a full sweep. Pure:
 from the cells so far to the next job, so a resumed sweep goes on where it was.
@@ -26,6 +29,7 @@ from dataclasses import dataclass
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import configuration_of
 from browndwarf.sweep.cell import Job
+from browndwarf.sweep.effects import star
 from browndwarf.sweep.model import Curve, FactorModel, head_key, trusted
 from browndwarf.sweep.space import Axes, Configuration, Group
 
@@ -65,16 +69,17 @@ def next_step(
     ``cells`` holds failed ones too: what was tried is not asked for again.
     """
     tried = {(configuration_of(c).key(), c.workload) for c in cells if c.status != "predicted"}
-    for step in _exploration(axes, workloads):
+    exploration = list(_exploration(axes, workloads, cells))
+    for step in exploration:
         missing = tuple(w for w in step.workloads if (step.job.configuration.key(), w) not in tried)
         if missing:
             return Step(step.job, missing)
-    explored = {
-        (step.job.configuration.key(), w)
-        for step in _exploration(axes, workloads)
-        for w in step.workloads
+    explored = {(step.job.configuration.key(), w) for step in exploration for w in step.workloads}
+    refined = {
+        configuration_of(c).key()
+        for c in cells
+        if c.status == "ok" and (configuration_of(c).key(), c.workload) not in explored
     }
-    refined = {key for key, w in tried if (key, w) not in explored}
     if len(refined) >= REFINEMENTS:
         return None
     ranked = estimates(axes, workloads, cells, curves, allow_busy=allow_busy)
@@ -90,7 +95,13 @@ def next_step(
 
 def exploration_cells(axes: Axes, workloads: Sequence[str]) -> int:
     """How many cells the first three steps take."""
-    return sum(len(step.workloads) for step in _exploration(axes, workloads))
+    return sum(len(step.workloads) for step in _exploration(axes, workloads, ()))
+
+
+def explored_groups(axes: Axes, cells: Sequence[CellRecord] = ()) -> list[Group]:
+    """The groups that the first steps measure: a star around the first one that runs."""
+    groups = axes.groups()
+    return star(groups, _centre(groups, cells))
 
 
 def estimates(
@@ -107,7 +118,7 @@ def estimates(
     for cell in cells:
         if cell.decode_tok_s is not None and trusted(cell, allow_busy):
             measured.setdefault((configuration_of(cell).key(), cell.workload), []).append(cell)
-    failed = {configuration_of(c).key() for c in cells if c.status in ("failed", "does-not-fit")}
+    failed = _failed(cells)
     found = []
     for group in axes.groups():
         for configuration in (group.baseline, *group.candidates):
@@ -129,9 +140,9 @@ def _estimate(
     for workload in workloads:
         cells = measured.get((configuration.key(), workload))
         if cells:
-            rates = [c.decode_tok_s for c in cells if c.decode_tok_s is not None]
-            speed = math.fsum(r.mean for r in rates) / len(rates)
-            spread = max(r.spread for r in rates) / 2
+            runs = [rates for c in cells if (rates := model.pace.rates(c))]
+            speed = math.fsum(math.fsum(r) / len(r) for r in runs) / len(runs)
+            spread = max(max(r) - min(r) for r in runs) / 2
             low, high = max(speed - spread, speed / 2), speed + spread
         else:
             all_measured = False
@@ -152,9 +163,11 @@ def _estimate(
     )
 
 
-def _exploration(axes: Axes, workloads: Sequence[str]) -> Iterator[Step]:
+def _exploration(
+    axes: Axes, workloads: Sequence[str], cells: Sequence[CellRecord]
+) -> Iterator[Step]:
     """Steps 1 to 3, in order."""
-    groups = axes.groups()
+    groups = explored_groups(axes, cells)
     first = workloads[:1]
     for group in groups:
         yield Step(_job(group.baseline), tuple(first))
@@ -163,12 +176,31 @@ def _exploration(axes: Axes, workloads: Sequence[str]) -> Iterator[Step]:
     deepest = _deepest(groups[0])
     for configuration in deepest:
         yield Step(_job(configuration), tuple(workloads))
+    failed = _failed(cells)
+    running = next((c for c in deepest if c.key() not in failed), deepest[0])
     for group in groups[1:]:
-        yield Step(_job(_deepest(group)[0]), tuple(first))
-    same_head = [c for c in groups[0].candidates if head_key(c) == head_key(deepest[0])]
+        same = [c for c in _deepest(group) if head_key(c) == head_key(running)]
+        yield Step(_job(same[0]), tuple(first))
+    same_head = [c for c in groups[0].candidates if head_key(c) == head_key(running)]
     shallow = min(same_head, key=lambda c: c.n_max)
-    if shallow.n_max != deepest[0].n_max:
+    if shallow.n_max != running.n_max:
         yield Step(_job(shallow), tuple(first))
+
+
+def _centre(groups: Sequence[Group], cells: Sequence[CellRecord]) -> int:
+    """The first group in which something runs, as far as is known."""
+    failed = _failed(cells)
+    for index, group in enumerate(groups):
+        deepest = _deepest(group)
+        dead = group.baseline.key() in failed
+        if not dead and (not deepest or any(c.key() not in failed for c in deepest)):
+            return index
+    return 0
+
+
+def _failed(cells: Sequence[CellRecord]) -> set[str]:
+    """Configurations that could not be measured."""
+    return {configuration_of(c).key() for c in cells if c.status in ("failed", "does-not-fit")}
 
 
 def _deepest(group: Group) -> list[Configuration]:

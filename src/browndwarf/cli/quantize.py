@@ -66,22 +66,24 @@ def quantize(
     from browndwarf.engine.locate import choose_build, find_builds
 
     out = Output(json=json)
-    build = choose_build(find_builds(Path(llama_dir) if llama_dir else None, docker), frozenset())
     words = _Words(output, imatrix, allow_requantize, dry_run, force, threads)
     if _is_plan(what):
         if types is not None:
             raise UsageError(
                 "a plan has its types already", fix="leave --types out, or name a model"
             )
+    elif types is None:
+        raise UsageError(
+            f"no types for {what}",
+            why="without a plan, one type for the whole file has to be named",
+            fix="add --types Q8_0,Q6_K; or give a plan: `browndwarf plan --quantize` makes one",
+        )
+    names = _type_names(types) if types is not None else []
+    build = choose_build(find_builds(Path(llama_dir) if llama_dir else None, docker), frozenset())
+    if not names:
         found = [_plan(out, build, Path(what).expanduser(), words)]
     else:
-        if types is None:
-            raise UsageError(
-                f"no types for {what}",
-                why="without a plan, one type for the whole file has to be named",
-                fix="add --types Q8_0,Q6_K; or give a plan: `browndwarf plan --quantize` makes one",
-            )
-        found = _types(out, build, what, types, words)
+        found = _types(out, build, what, names, words)
     out.document("quantize", 1, {"dry_run": dry_run, "files": [_plain(done) for done in found]})
 
 
@@ -130,7 +132,9 @@ def _plan(out: Output, build: Build, path: Path, words: _Words) -> Quantized:
     return done
 
 
-def _types(out: Output, build: Build, what: str, types: str, words: _Words) -> list[Quantized]:
+def _types(
+    out: Output, build: Build, what: str, names: list[str], words: _Words
+) -> list[Quantized]:
     from browndwarf.cli.steps import Steps
     from browndwarf.models.gguf import read_model
     from browndwarf.models.resolve import resolve_model
@@ -139,7 +143,6 @@ def _types(out: Output, build: Build, what: str, types: str, words: _Words) -> l
 
     source = resolve_model(what)
     info = read_model(source)
-    names = _type_names(types)
     dests = _dests(source, names, words.output)
 
     def run(name: str, dest: Path | None, steps: Steps | None = None) -> Quantized:

@@ -191,8 +191,17 @@ def _clear_leftovers(dest: Path) -> None:
     """Remove what runs for the same file left when they were killed: it may fill the disk."""
     for path in dest.parent.glob(f".{glob.escape(dest.name)}.*.partial"):
         pid = path.name.removesuffix(".partial").rpartition(".")[2].partition("-")[0]
-        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+        if pid.isdigit() and not _alive(int(pid)):
             path.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.AccessDenied:
+        return True
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _progress(on_progress: Callable[[int, int], None] | None) -> OnLine | None:

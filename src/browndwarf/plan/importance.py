@@ -272,7 +272,9 @@ class _Work:
             matrix = read_imatrix(self.parts / name)
         except BadModelFile as exc:
             expected = 4 * sum(t.shape[0] for t in self.info.tensors if len(t.shape) > 1)
-            if shutil.disk_usage(self.parts).free < max(expected, 1 << 20):
+            full = shutil.disk_usage(self.parts).free < max(expected, 1 << 20)
+            (self.parts / name).unlink(missing_ok=True)
+            if full:
                 raise DiskFull(
                     "llama-imatrix could not write its result: no space left",
                     why=f"{exc.what} ({exc.why})",

@@ -229,6 +229,12 @@ def recipe(
 
     if format not in ("sh", "powershell", "json"):
         raise UsageError(f"no recipe format {format!r}", fix="use sh, powershell or json")
+    if gate and not smoke:
+        raise UsageError(
+            "--gate and --no-smoke exclude each other",
+            why="a recipe behind the gate has passed its smoke test",
+            fix="leave one of them out",
+        )
     out = Output(json=json or format == "json")
     view = sweeping.view_run(run)
     made = sweeping.make_recipe(view, out, smoke=smoke, gate=gate)

@@ -6,10 +6,12 @@ it confirms, whether its winner is the full sweep's or within 2% of it (by the f
 figures), the median absolute error of the predictions against the full sweep's cells, and the
 share of those inside their 90% interval. Goals: 15%, all, 5%, 90%.
 
-The machine's own noise is part of the error: the drift of the full sweep's baselines is printed
-with it.
+Figures are evened out by the pace of the machine, which is probed beside every cell; errors against
+the figures as measured, and the drift of the full sweep's baselines, are printed with them. Kept
+runs are gone on with, and can be compared again after the model has changed.
 
     python benchmarks/fast_vs_full.py [--repeats 5] [--keep DIR]
+    python benchmarks/fast_vs_full.py --replay DIR
 
 The last line of output is one JSON document.
 """
@@ -22,13 +24,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from browndwarf.hardware.devices import machine
 from browndwarf.records import CellRecord
-from browndwarf.sweep.analysis import Standing, analyse
+from browndwarf.sweep.analysis import Standing, analyse, configuration_of
+from browndwarf.sweep.model import FactorModel
+from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.store import RunView, read_run
 
 GRID = [
@@ -38,14 +41,16 @@ GRID = [
 GOALS = {"share": 0.15, "winner": 1.0, "median_error": 0.05, "coverage": 0.9}
 
 
-def sweep(directory: Path, *more: str) -> tuple[RunView, float]:
-    """One sweep by the command line; returns the run and its wall time."""
-    started = time.monotonic()
-    command = [sys.executable, "-m", "browndwarf", "sweep", *GRID, "--out", str(directory), *more]
-    done = subprocess.run([*command, "--patience", "10m"], stdout=subprocess.DEVNULL, check=False)
+def sweep(directory: Path, *more: str) -> None:
+    """One sweep by the command line; goes on with one that is there."""
+    command = [sys.executable, "-m", "browndwarf", "sweep"]
+    if (directory / "run.sqlite").exists():
+        command += ["--resume", str(directory), *more]
+    else:
+        command += [*GRID, "--out", str(directory), *more]
+    done = subprocess.run([*command, "--patience", "30m"], stdout=subprocess.DEVNULL, check=False)
     if done.returncode not in (0, 1):
         raise SystemExit(f"the sweep ended with {done.returncode}")
-    return read_run(directory), time.monotonic() - started
 
 
 def speeds(view: RunView) -> dict[str, float]:
@@ -55,29 +60,52 @@ def speeds(view: RunView) -> dict[str, float]:
 
 
 def compare(full: RunView, fast: RunView) -> dict[str, Any]:
-    """One fast sweep against the full one."""
-    truth = {c.id: c for c in full.cells if c.decode_tok_s is not None}
+    """One fast sweep against the full one.
+
+    Both are evened out to the pace that the machine had in the full one; errors against the full
+    run's figures as they were measured are given beside it.
+    """
+    truth = {c.id: c for c in full.cells if c.decode_tok_s is not None and _trusted(c)}
     grid_size = sum(not c.role.startswith("confirm") for c in full.cells)
-    ran = [c for c in fast.cells if c.status == "ok" and not c.role.startswith("confirm")]
-    errors, inside = [], []
-    for cell in fast.cells:
-        measured = truth.get(cell.id)
-        if cell.predicted is None or measured is None or not _trusted(measured):
+    seen = [c for c in fast.cells if c.status != "predicted"]
+    ran = [c for c in seen if c.status == "ok" and not c.role.startswith("confirm")]
+    known = {(configuration_of(c).key(), c.workload) for c in seen if c.status == "ok"}
+    pace = Pace(full.cells)
+    model = FactorModel(seen, fast.meta.get("curves") or {})
+    errors, raw, cycles, inside = [], [], [], []
+    for cell in truth.values():
+        configuration, measured = configuration_of(cell), pace.rate(cell)
+        if (configuration.key(), cell.workload) in known or cell.role not in ("baseline", "mtp"):
             continue
-        assert measured.decode_tok_s is not None
-        rate = measured.decode_tok_s.mean
-        errors.append(abs(cell.predicted.decode_tok_s / rate - 1))
-        inside.append(cell.predicted.low <= rate <= cell.predicted.high)
+        made = model.predict(configuration, cell.workload)
+        if made is None or measured is None or cell.decode_tok_s is None:
+            continue
+        even = (made.probe_ms / pace.reference) ** pace.exponent if made.probe_ms else 1.0
+        errors.append(made.decode_tok_s * even / measured - 1)
+        raw.append(made.decode_tok_s / cell.decode_tok_s.mean - 1)
+        inside.append(made.low * even <= measured <= made.high * even)
+        cycle, took = model.cycle_ms(configuration), pace.cycle_ms(cell)
+        if configuration.speculative and cycle and took:
+            cycles.append(cycle / even / took - 1)
     winner, best = analyse(fast.cells).winner, analyse(full.cells).winner
     by_full = speeds(full)
     return {
         "share": len(ran) / grid_size,
         "winner": winner.label if winner else None,
         "loss": _loss(winner, best, by_full),
-        "median_error": statistics.median(errors) if errors else None,
+        "median_error": _median(errors),
+        "median_error_as_measured": _median(raw),
+        "median_cycle_error": _median(cycles),
+        "bias": statistics.median(errors) if errors else None,
         "coverage": sum(inside) / len(inside) if inside else None,
         "predicted": len(errors),
+        "pace_exponent": model.pace.exponent,
+        "pace_span": model.pace.span,
     }
+
+
+def _median(errors: list[float]) -> float | None:
+    return statistics.median(map(abs, errors)) if errors else None
 
 
 def _trusted(cell: CellRecord) -> bool:
@@ -97,18 +125,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
+    parser.add_argument("--replay", type=Path, help="compare kept runs again; measures nothing")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        root = arguments.keep or Path(scratch)
-        full, full_s = sweep(root / "full", "--full")
-        runs = []
-        for number in range(arguments.repeats):
-            fast, fast_s = sweep(root / f"fast-{number}")
-            runs.append(compare(full, fast) | {"wall_s": fast_s})
-            print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
-        best = analyse(full.cells).winner
-        drift = [x.change for d in analyse(full.cells).drifts for x in d.by_workload.values()]
-    figures = {
+        root = arguments.replay or arguments.keep or Path(scratch)
+        if arguments.replay is None:
+            sweep(root / "full", "--full")
+            for number in range(arguments.repeats):
+                sweep(root / f"fast-{number}")
+        full = read_run(root / "full")
+        fast = [read_run(path.parent) for path in sorted(root.glob("fast-*/run.sqlite"))]
+        runs = [
+            compare(full, view)
+            | {"wall_s": view.meta.get("wall_s"), "overhead": view.meta.get("overhead_share")}
+            for view in fast
+        ]
+    for run in runs:
+        print(json.dumps(run), file=sys.stderr, flush=True)
+    print(json.dumps(document(full, runs)))
+
+
+def document(full: RunView, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """All runs together, against the goals."""
+    verdict = analyse(full.cells)
+    figures: dict[str, float] = {
         "share": max(r["share"] for r in runs),
         "winner": sum(r["loss"] <= 0.02 for r in runs) / len(runs),
         "median_error": statistics.median(r["median_error"] for r in runs),
@@ -120,22 +160,25 @@ def main() -> None:
         and figures["median_error"] <= GOALS["median_error"]
         and figures["coverage"] >= GOALS["coverage"]
     )
-    document = {
+    full_s = full.meta.get("wall_s") or 0.0
+    return {
         "name": "fast_vs_full",
         **figures,
         "wall_ratio": statistics.median(r["wall_s"] for r in runs) / full_s,
         "full": {
-            "winner": best.label if best else None,
+            "winner": verdict.winner.label if verdict.winner else None,
             "cells": len(full.cells),
+            "not_counted": sum(not _trusted(c) for c in full.cells),
             "wall_s": full_s,
-            "baseline_drift": drift,
+            "baseline_drift": [x.change for d in verdict.drifts for x in d.by_workload.values()],
+            "pace_exponent": verdict.pace.exponent,
+            "pace_span": verdict.pace.span,
         },
         "runs": runs,
         "goal": GOALS,
         "met": met,
         "machine": f"{machine().cpu}, {machine().cores} cores",
     }
-    print(json.dumps(document))
 
 
 if __name__ == "__main__":

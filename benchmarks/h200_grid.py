@@ -54,7 +54,7 @@ GOALS = {"share": 0.10, "median_error": 0.05, "coverage": 0.9, "wall_s": 600}
 
 
 def plan_of(args: argparse.Namespace) -> SweepPlan:
-    """The grid of the issue, or a small one."""
+    """The whole grid, or a small one."""
     small = args.rehearse
     axes = requests.axes(
         target_types=args.target_type,

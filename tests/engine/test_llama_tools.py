@@ -91,6 +91,18 @@ def test_quantize_reports_types_and_fallbacks(
     assert sorted(p.name for p in dest.parent.glob("*.gguf*")) == ["out.gguf", "source.gguf"]
 
 
+def test_a_remark_inside_a_progress_line_does_not_hide_the_type() -> None:
+    text = """[   1/   2] token_embd.weight - [   512,   2048,      1,      1], type =   q8_0,
+====== llama_model_quantize_impl: did not find weights for token_embd.weight
+converting to q4_K .. size =     1.06 MiB ->     0.56 MiB
+[   2/   2] output_norm.weight - [   512,      1,      1,      1], type =    f32, size = 0.002 MiB
+"""
+    assert toolparse.tensor_types(text) == {
+        "token_embd.weight": "q4_K",
+        "output_norm.weight": "f32",
+    }
+
+
 @posix
 def test_a_dry_run_writes_nothing(
     fake_build: Callable[..., Build], source: Path, act: Callable[..., None]

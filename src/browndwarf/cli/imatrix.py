@@ -41,7 +41,10 @@ def imatrix(
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the output; drop an interrupted run.")
+        bool,
+        typer.Option(
+            "--force", help="Overwrite the output; begin anew if an interrupted run differs."
+        ),
     ] = False,
     llama_dir: LlamaDirOption = None,
     docker: DockerOption = None,
@@ -99,12 +102,14 @@ def _show(out: Output, model: str, found: Collected, sources: tuple[str, ...]) -
         f"{ppl}; {format_duration(found.seconds)}"
     )
     out.text(f"data for {len(coverage.covered)} of {wanted} matrices" + _some(coverage.missing))
+    if "output.weight" in coverage.missing:
+        out.note("note: add --output-tensor for data of output.weight")
     if coverage.thin_experts:
         thin = coverage.thin_experts
         seen = sum(len(matrix.entries[name].counts) for name in thin)
         out.note(
-            f"note: {sum(map(len, thin.values()))} of {seen} experts in {len(thin)} tensors were "
-            "hardly chosen: give more text, or text of more kinds"
+            f"note: {sum(map(len, thin.values()))} of {seen} matrices of experts were hardly used: "
+            "give more text, or text of more kinds"
         )
     out.note(f"next: browndwarf plan {model} --quantize --imatrix {found.dest}")
     out.document(

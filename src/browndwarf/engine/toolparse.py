@@ -100,13 +100,18 @@ def quantize_step(line: str) -> tuple[int, int] | None:
 def tensor_types(text: str) -> dict[str, str]:
     """Tensor name -> type in the result, from llama-quantize's progress lines."""
     types: dict[str, str] = {}
+    cut_off = ""
     for line in text.splitlines():
         step = _STEP.match(line)
         source = _TYPE.search(line)
-        if step is None or source is None:
-            continue
         target = _TO_TYPE.search(line)
-        types[step[3]] = (target[1] or target[2]) if target else source[1]
+        if step is not None and source is not None:
+            types[step[3]] = (target[1] or target[2]) if target else source[1]
+            # A remark about the imatrix may come before the rest of the line.
+            cut_off = "" if "MiB" in line else step[3]
+        elif cut_off and target:
+            types[cut_off] = target[1] or target[2]
+            cut_off = ""
     return {name: kind.lower() if kind[:1] in "FB" else kind for name, kind in types.items()}
 
 

@@ -97,6 +97,11 @@ class Coverage:
     thin_experts: Mapping[str, tuple[int, ...]]
 
 
+_NEVER = (
+    "_norm.weight", "ffn_gate_inp.weight", "per_layer_model_proj", "ssm_conv1d", "shortconv.conv",
+    "altup", "laurel", "time_mix_",
+)  # fmt: skip
+"""Parts of names that llama-quantize passes over."""
 FEW_TOKENS = 64
 """An expert seen less often says little about its inputs."""
 
@@ -185,12 +190,12 @@ def check_imatrix(imatrix: Imatrix, target: ModelInfo) -> Coverage:
 
 
 def is_matrix(tensor: Tensor) -> bool:
-    """Whether a tensor is of the kind that is quantized at all: a weight that is no norm."""
+    """Whether a tensor is of the kind that is quantized at all: no norm, router or small filter."""
     name = tensor.name
     return (
         len([n for n in tensor.shape if n > 1]) > 1
         and name.endswith("weight")
-        and "_norm.weight" not in name
+        and not any(part in name for part in _NEVER)
     )
 
 

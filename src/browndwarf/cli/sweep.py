@@ -285,8 +285,9 @@ def demo(
 
 def _show(directory: Path, out: Output) -> None:
     """Table, story and JSON document of a run."""
-    from browndwarf.cli import sweeping, tables
+    from browndwarf.cli import sweep_view, tables
     from browndwarf.sweep.analysis import analyse
+    from browndwarf.sweep.laws import check
     from browndwarf.sweep.store import read_run
 
     view = read_run(directory)
@@ -300,9 +301,10 @@ def _show(directory: Path, out: Output) -> None:
             "* measured side by side at the end; the other rows earlier. ± is half of max - min."
         )
     lines = tables.failures(view.cells) + tables.marks(view.cells) + tables.story(verdict)
-    for line in lines + tables.predicted_line(verdict, view.cells):
+    lines += tables.predicted_line(verdict, view.cells) + sweep_view.pace_line(verdict.pace)
+    for line in lines + sweep_view.law_lines(check(view.cells)):
         out.text(line)
-    out.text(sweeping.closing_note(view))
+    out.text(sweep_view.closing_note(view))
     if verdict.winner is not None:
         out.note(f"next: browndwarf recipe {shlex.quote(str(directory))}")
-    out.document("sweep", 1, sweeping.payload(view, verdict))
+    out.document("sweep", 1, sweep_view.payload(view, verdict))

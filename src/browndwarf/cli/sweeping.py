@@ -40,7 +40,6 @@ from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.setup import Prepared, engine_record, prepare, saved_plan
 from browndwarf.sweep.smoke import Smoke, two_turns
 from browndwarf.sweep.store import RunStore, RunView, read_run
-from browndwarf.units import format_duration
 
 T = TypeVar("T")
 
@@ -328,65 +327,3 @@ def run_directory(text: str) -> Path:
     elif not path.exists() and (Path("runs") / text).exists():
         path = Path("runs") / text
     return path
-
-
-def payload(view: RunView, verdict: Verdict) -> dict[str, Any]:
-    """The ``sweep`` JSON document of a run."""
-    winner, baseline = verdict.winner, verdict.baseline
-    return {
-        "run": str(view.directory),
-        "machine": view.meta.get("machine"),
-        "engine": view.meta.get("engine"),
-        "models": view.meta.get("models"),
-        "synthetic": bool(view.plan.get("synth_rates") or view.plan.get("synthetic")),
-        "synthetic_model": view.plan.get("synthetic"),
-        "baseline": _standing_cell(baseline),
-        "winner": _standing_cell(winner),
-        "speedup": _interval(winner),
-        "verdict": winner.word if winner else None,
-        "drift": [
-            {"group": d.group, "workload": name, "change": x.change, "beyond_noise": x.beyond_noise}
-            for d in verdict.drifts
-            for name, x in d.by_workload.items()
-        ],
-        "cells": [msgspec.to_builtins(cell) for cell in view.cells],
-        "overhead_share": view.meta.get("overhead_share"),
-        "wall_s": view.meta.get("wall_s"),
-    }
-
-
-def _standing_cell(standing: Standing | None) -> dict[str, Any] | None:
-    """The first workload's cell, with the ids of all workloads' cells and the mix's figures."""
-    if standing is None:
-        return None
-    cell: dict[str, Any] = msgspec.to_builtins(standing.cells[0])
-    cell.pop("traces")
-    return cell | {
-        "label": standing.label,
-        "cells": [c.id for c in standing.cells],
-        "mix_decode_tok_s": standing.speed,
-        "by_workload": {
-            name: {"mean": i.mean, "low": i.low, "high": i.high}
-            for name, i in standing.by_workload.items()
-        },
-    }
-
-
-def _interval(standing: Standing | None) -> dict[str, float] | None:
-    if standing is None:
-        return None
-    interval = standing.speedup
-    return {"mean": interval.mean, "low": interval.low, "high": interval.high}
-
-
-def closing_note(view: RunView) -> str:
-    """How long the run took and what share of it made no tokens."""
-    wall = float(view.meta.get("wall_s") or 0.0)
-    share = float(view.meta.get("overhead_share") or 0.0)
-    predicted = sum(cell.status == "predicted" for cell in view.cells)
-    more = f" ({predicted} more predicted)" if predicted else ""
-    cells = f"{len(view.cells) - predicted} cells{more}"
-    return (
-        f"{cells} in {format_duration(wall)}; {share:.0%} of the time went into anything but "
-        "prefill and decode"
-    )

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from browndwarf.records import CellRecord
-from browndwarf.stats import summarize
+from browndwarf.stats import Interval, summarize
 from browndwarf.sweep.analysis import Standing, Verdict, configuration_of
 from browndwarf.sweep.space import Configuration
 
@@ -77,9 +77,17 @@ def _row(
         *speeds,
         _rates(_positions(standing.cells), shown),
         f"{_mean_length(standing.cells):.2f}",
-        f"{interval.mean:.2f} ({interval.low:.2f}-{interval.high:.2f})",
+        interval_text(interval, "-"),
         " ".join([word, *(f"[{mark}]" for mark in marks)]),
     ]
+
+
+def interval_text(interval: Interval, to: str = " to ", *, unit: str = "") -> str:
+    """A ratio with its interval; a single run has no spread to make one from."""
+    mean = f"{interval.mean:.2f}{unit}"
+    if math.isinf(interval.high):
+        return f"{mean} (one run: no spread)"
+    return f"{mean} ({interval.low:.2f}{to}{interval.high:.2f})"
 
 
 def _rates(positions: Sequence[float], shown: int) -> str:
@@ -214,7 +222,7 @@ def _winner_line(verdict: Verdict, winner: Standing, hide: Sequence[str]) -> str
     if not winner.configuration.speculative:
         return f"Fastest: {name}, {winner.speed:.1f} tok/s. {_why_no_mtp(verdict, hide)}"
     interval = winner.speedup
-    gain = f"{interval.mean:.2f}x its baseline ({interval.low:.2f} to {interval.high:.2f})"
+    gain = interval_text(interval, unit="x its baseline")
     if winner.word != "faster":
         gain += "; the interval holds 1.00, so it is not proven to be faster"
     return f"Fastest: {name}, {winner.speed:.1f} tok/s, {gain}."
@@ -226,7 +234,7 @@ def _why_no_mtp(verdict: Verdict, hide: Sequence[str]) -> str:
     if best is None:
         return "No MTP configuration was measured validly, so nothing is said about MTP."
     interval = best.speedup
-    ratio = f"{interval.mean:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
+    ratio = interval_text(interval, unit="x")
     if best.word == "slower":
         return f"MTP does not pay here: the best of it, {best.configuration.label(hide)}, {ratio}."
     return f"MTP is not proven to pay: the best of it, {best.configuration.label(hide)}, {ratio}."

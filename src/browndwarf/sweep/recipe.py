@@ -11,6 +11,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -48,7 +49,9 @@ class Recipe(Record, frozen=True, kw_only=True):
         if self.verdict == "baseline":
             gain = "the plain server: no MTP setting was shown to be faster"
         else:
-            gain = f"{mean:.2f}x the same server without MTP (95% interval {low:.2f} to {high:.2f})"
+            known = f"95% interval {low:.2f} to {high:.2f}"
+            spread = known if math.isfinite(high) else "one run: no spread"
+            gain = f"{mean:.2f}x the same server without MTP ({spread})"
         lines = [
             f"browndwarf recipe: {self.label}",
             f"{self.decode_tok_s:.1f} tok/s decode; {gain}",
@@ -56,7 +59,7 @@ class Recipe(Record, frozen=True, kw_only=True):
         if self.synthetic:
             lines.insert(1, "SYNTHETIC: acceptance was given, not measured; the text is not valid")
         lines += [
-            f"  on {name}: {m:.2f}x ({lo:.2f} to {hi:.2f})"
+            f"  on {name}: {m:.2f}x" + (f" ({lo:.2f} to {hi:.2f})" if math.isfinite(hi) else "")
             for name, (m, lo, hi) in self.by_workload.items()
             if self.verdict != "baseline" and len(self.by_workload) > 1
         ]

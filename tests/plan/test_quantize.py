@@ -37,7 +37,7 @@ from browndwarf.models.gguf import read_model
 from browndwarf.plan.inputs import type_lines
 from browndwarf.plan.quantization import QuantizationPlan
 from browndwarf.plan.quantize import run_plan, run_type
-from fakes import behave
+from fakes import behave, make_build
 from quantizing import TENSORS, TYPES, imatrix_bytes, plan_for, small_model, working_build
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="fakes are POSIX scripts")
@@ -265,6 +265,12 @@ def test_a_type_that_needs_an_imatrix_is_refused_before_the_run(build: Build, so
     types = {**TYPES, "blk.0.ffn_down.weight": "IQ2_XS"}
     with pytest.raises(UsageError, match="needs an importance matrix"):
         run_plan(build, plan_for(source, types), source.with_name("out.gguf"))
+
+
+def test_a_build_without_lists_of_types_is_told(source: Path, tmp_path: Path) -> None:
+    old = make_build(tmp_path / "old", tool_help="  --dry-run\n      predict\n")
+    with pytest.raises(EngineUnsupported, match="no list of types"):
+        run_plan(old, plan_for(source), None)
 
 
 def test_requantizing_has_to_be_allowed_and_is_reported(build: Build, source: Path) -> None:

@@ -126,12 +126,12 @@ def quantize(
     args += extra
     read_only = [p for p in (source, imatrix, tensor_type_file) if p is not None]
 
-    def call(flags: list[str], target: list[str], on_line: OnLine | None) -> ToolResult:
+    def call(mode: list[str], target: list[str], on_line: OnLine | None) -> ToolResult:
         tail = [type, *([str(threads)] if threads is not None else [])]
         return run_tool(
             build,
             "llama-quantize",
-            [*flags, *args, str(source), *target, *tail],
+            [*mode, *args, str(source), *target, *tail],
             timeout_s=timeout_s,
             on_line=on_line,
             cancel=cancel,
@@ -139,14 +139,20 @@ def quantize(
             writable=[Path(t).parent for t in target],
         )
 
-    can_predict = "--dry-run" in tool_flags(build, "llama-quantize")
-    if dry_run:
-        if not can_predict:
+    flags = tool_flags(build, "llama-quantize")
+    can_predict = "--dry-run" in flags
+    # A container is not asked for its help: there the tool itself refuses what it does not know.
+    for needed, flag, what in (
+        (dry_run, "--dry-run", "no dry run"),
+        (tensor_type_file is not None, "--tensor-type-file", "no list of types"),
+    ):
+        if needed and flag not in flags and build.docker_image is None:
             raise EngineUnsupported(
-                "this llama-quantize has no dry run",
-                why=f"--dry-run is not in its help ({build.label})",
+                f"this llama-quantize has {what}",
+                why=f"{flag} is not in its help ({build.label})",
                 fix=INSTALL_HINT,
             )
+    if dry_run:
         done = call(["--dry-run"], [], None)
         return _quantized(None, done, toolparse.quantized_bytes(done.output) or 0)
     if dest is None:

@@ -247,7 +247,7 @@ def make_recipe(view: RunView, out: Output, *, smoke: bool, gate: bool = False) 
         "sh": command_text(build, options, host="127.0.0.1", port=8080, shell="posix"),
         "powershell": command_text(build, options, host="127.0.0.1", port=8080, shell="powershell"),
     }
-    return compose(
+    recipe = compose(
         standing,
         verdict,
         commands=commands,
@@ -259,6 +259,10 @@ def make_recipe(view: RunView, out: Output, *, smoke: bool, gate: bool = False) 
         smoke=tried,
         lossless=lossless,
     )
+    if plan.synthetic is None:
+        return recipe
+    warning = f"the model has random weights in the shape of {plan.synthetic.label}"
+    return msgspec.structs.replace(recipe, warnings=(warning, *recipe.warnings))
 
 
 def _lossless(

@@ -35,6 +35,8 @@ def loaded(library: None) -> Iterator[Callable[..., LLM]]:
 
     def make(model: Path | str = demo.TARGET, draft: Any = demo.HEAD, **settings: Any) -> LLM:
         settings.setdefault("n_ctx", 1024)
+        # Steps of a small model are shorter than waking a second thread.
+        settings.setdefault("threads", 1)
         llm = load(model, draft, **settings)
         opened.append(llm)
         return llm

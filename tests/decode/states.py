@@ -82,6 +82,13 @@ def same(one: Snapshot, other: Snapshot) -> bool:
     )
 
 
+def grown(first: Snapshot, kept: int, turns: int, **form: object) -> Snapshot:
+    """What ``first`` has become after more turns, as the runtime hands it to the store."""
+    later = snapshot(kept, turns, **form)
+    later.layouts, later.unchanged = first.layouts, first.kept
+    return later
+
+
 class Killed(BaseException):
     """The process ends here."""
 

@@ -21,7 +21,7 @@ from browndwarf.errors import (
     StorageError,
     UsageError,
 )
-from decode.states import FINGERPRINT, FailingDisk, Killed, same, snapshot, state
+from decode.states import FINGERPRINT, FailingDisk, Killed, grown, same, snapshot, state
 
 
 @pytest.fixture(autouse=True)
@@ -33,13 +33,6 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store(tmp_path: Path) -> SessionStore:
     return SessionStore(tmp_path / "sessions")
-
-
-def grown(first: Snapshot, kept: int, turns: int, **form: object) -> Snapshot:
-    """What ``first`` has become after more turns, as the runtime hands it to the store."""
-    later = snapshot(kept, turns, **form)
-    later.layouts, later.unchanged = first.layouts, first.kept
-    return later
 
 
 FORMS = [
@@ -289,6 +282,15 @@ def test_unknown_forms_are_saved_whole(store: SessionStore) -> None:
     assert not parse(strange.states["target"]).blocks
     store.save("a", strange, FINGERPRINT)
     assert np.array_equal(store.load("a", FINGERPRINT).states["target"], strange.states["target"])
+
+
+def test_another_versions_session_is_refused_by_that_name(store: SessionStore) -> None:
+    store.save("a", snapshot(10), FINGERPRINT)
+    manifest = store.folder / "a" / "manifest"
+    manifest.write_bytes(manifest.read_bytes().replace(b"session 2 ", b"session 1 ", 1))
+    with pytest.raises(RunFormatError) as refusal:
+        store.load("a", FINGERPRINT)
+    assert "another version" in refusal.value.why
 
 
 def assemble(records: list[StateRecord], payloads: list[Bytes], step: int = 1 << 20) -> Bytes:

@@ -70,6 +70,7 @@ def load(
         UsageError: a setting is out of range.
         ModelError: a file is missing, unsound, or the head does not belong to the model.
         EngineError: llama.cpp's library is missing, unfit, or refuses.
+        EnvironmentFault: sessions are to be compressed, and zstandard is not installed.
     """
     if options is not None and settings:
         raise UsageError("options and single settings were given", fix="give one or the other")
@@ -77,14 +78,13 @@ def load(
         chosen = options or RuntimeOptions(**settings)
     except TypeError as exc:
         raise UsageError("unknown setting", why=str(exc), fix="see RuntimeOptions") from exc
-    head = draft
-    if draft is not None and str(draft) not in ("none", "lookup"):
-        head = resolve_model(str(draft), "head")
-    pair = open_pair(resolve_model(str(model)), draft=head, options=chosen)
     store = None
     if sessions is not None:
         store = SessionStore(Path(sessions), cap_bytes=sessions_cap_bytes, compress=compress)
-    return LLM(pair, store)
+    head = draft
+    if draft is not None and str(draft) not in ("none", "lookup"):
+        head = resolve_model(str(draft), "head")
+    return LLM(open_pair(resolve_model(str(model)), draft=head, options=chosen), store)
 
 
 class LLM:

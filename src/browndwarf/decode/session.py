@@ -33,6 +33,7 @@ import msgspec
 import numpy as np
 
 from browndwarf.decode.session_file import Contents, Disk, Section, SessionFile, Sink, damaged
+from browndwarf.decode.session_parts import require_zstd
 from browndwarf.decode.session_records import About, Note, Saved, SessionInfo, Snapshot
 from browndwarf.decode.state_delta import Assembly, describe
 from browndwarf.decode.state_layout import Bytes, parse
@@ -57,6 +58,8 @@ class SessionStore:
         disk: Disk | None = None,
         compress: bool = False,
     ) -> None:
+        if compress:
+            require_zstd()
         self.folder = folder
         self.cap_bytes = cap_bytes
         self._disk = disk or Disk()

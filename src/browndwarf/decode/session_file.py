@@ -20,18 +20,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import numpy as np
-import xxhash
 
+from browndwarf.decode.session_parts import PART, by_threads, checksum, cut, expand, shrink
 from browndwarf.decode.state_layout import Bytes
 from browndwarf.errors import RunFormatError
 from browndwarf.files import storage_errors
@@ -39,11 +36,8 @@ from browndwarf.files import storage_errors
 _FAMILY = b"browndwarf-session "
 _MAGIC = _FAMILY + b"2 "
 _DIGEST = 32
-_PART = 4 << 20
 _MAX_MANIFEST = 64 << 20
-_THREADS = min(16, os.cpu_count() or 1)
 
-T = TypeVar("T")
 Sink = Callable[[int, Bytes], None]
 """Takes a piece of a section and where it begins; the piece is valid until the call returns."""
 
@@ -143,7 +137,7 @@ class Contents:
         return [self._content(section) for section in self.named(name)]
 
     def _content(self, section: Section) -> Bytes:
-        if section.length > len(section.parts) * _PART:
+        if section.length > len(section.parts) * PART:
             raise self._wrong(section)
         content: Bytes = np.empty(section.length, np.uint8)
 
@@ -167,37 +161,38 @@ class Contents:
                 jobs.append((section, sink, i, place))
                 place += part.stored
         local = threading.local()
+        largest = max((part.stored for section, _ in wanted for part in section.parts), default=0)
 
         def work(job: tuple[Section, Sink, int, int]) -> None:
             if not hasattr(local, "buffer"):
-                local.buffer = np.empty(_PART, np.uint8)
+                local.buffer = np.empty(max(0, min(largest, PART)), np.uint8)
             section, sink, i, place = job
-            sink(i * _PART, self._part(section, i, place, local.buffer))
+            sink(i * PART, self._part(section, i, place, local.buffer))
 
         with storage_errors(self._path, "read a session"):
-            if len(jobs) < 2:
-                for job in jobs:
-                    work(job)
-                return
-            with ThreadPoolExecutor(min(_THREADS, len(jobs))) as pool:
-                for _ in pool.map(work, jobs):
-                    pass
+            by_threads(work, jobs)
 
     def _part(self, section: Section, number: int, place: int, buffer: Bytes) -> Bytes:
         """One part's content, checked; in ``buffer`` where it fits."""
         part = section.parts[number]
-        length = min(_PART, section.length - number * _PART)
+        length = min(PART, section.length - number * PART)
         if (
             length < 0
-            or not 0 <= part.stored <= 2 * _PART
+            or not 0 <= part.stored <= 2 * PART
             or place + part.stored > self.manifest.end
         ):
             raise self._wrong(section)
-        stored = buffer[: part.stored] if part.stored <= _PART else np.empty(part.stored, np.uint8)
+        stored = buffer[: part.stored] if part.stored <= PART else np.empty(part.stored, np.uint8)
         got = self._disk.read(self._path, place, stored)
-        if got != part.stored or _checksum(stored) != part.checksum:
+        if got != part.stored or checksum(stored) != part.checksum:
             raise self._wrong(section)
-        content = stored if section.codec == "none" else _expand(self._folder, section, stored)
+        if section.codec == "none":
+            content = stored
+        else:
+            try:
+                content = expand(stored)
+            except ValueError as exc:
+                raise self._wrong(section) from exc
         if content.nbytes != length:
             raise self._wrong(section)
         return content
@@ -302,10 +297,10 @@ class SessionFile:
         self, name: str, record: int, offset: int, content: Sequence[Bytes]
     ) -> tuple[Section, list[Bytes]]:
         length = sum(piece.nbytes for piece in content)
-        codec, stored = "none", _parts(content)
+        codec, stored = "none", cut(content)
         if self._compress and length > 4096:
-            codec, stored = "zstd", _by_threads(_shrink, stored)
-        sums = _by_threads(_checksum, stored)
+            codec, stored = "zstd", by_threads(shrink, stored)
+        sums = by_threads(checksum, stored)
         parts = [Part(p.nbytes, text) for p, text in zip(stored, sums, strict=True)]
         return Section(name, record, offset, length, parts, codec), stored
 
@@ -321,55 +316,3 @@ def damaged(folder: Path, why: str) -> RunFormatError:
 
 def _head(body: bytes) -> bytes:
     return _MAGIC + hashlib.blake2b(body, digest_size=_DIGEST // 2).hexdigest().encode() + b"\n"
-
-
-def _parts(pieces: Sequence[Bytes]) -> list[Bytes]:
-    """The pieces as one stream, cut every 4 MiB; copies only where a part spans pieces."""
-    parts: list[Bytes] = []
-    pending: list[Bytes] = []
-    room = _PART
-    for piece in pieces:
-        at = 0
-        while at < piece.nbytes:
-            taken = piece[at : at + room]
-            pending.append(taken)
-            at += taken.nbytes
-            room -= taken.nbytes
-            if not room:
-                parts.append(pending[0] if len(pending) == 1 else np.concatenate(pending))
-                pending, room = [], _PART
-    if pending:
-        parts.append(np.concatenate(pending))
-    return parts
-
-
-def _by_threads(work: Callable[[Bytes], T], parts: Sequence[Bytes]) -> list[T]:
-    """``work`` on each part, at once: hashing and packing let other threads run."""
-    if len(parts) < 2:
-        return [work(part) for part in parts]
-    with ThreadPoolExecutor(min(_THREADS, len(parts))) as pool:
-        return list(pool.map(work, parts))
-
-
-def _checksum(part: Bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(part.data)
-
-
-def _shrink(part: Bytes) -> Bytes:
-    zstandard = importlib.import_module("zstandard")
-    packed = zstandard.ZstdCompressor(level=1).compress(np.ascontiguousarray(part).data)
-    return np.frombuffer(packed, np.uint8)
-
-
-def _expand(folder: Path, section: Section, stored: Bytes) -> Bytes:
-    try:
-        zstandard = importlib.import_module("zstandard")
-    except ImportError as exc:
-        raise damaged(folder, "it is compressed, and zstandard is not installed") from exc
-    try:
-        if not 0 <= zstandard.frame_content_size(stored.data) <= _PART:
-            raise damaged(folder, f"section {section.name!r} unpacks to another size")
-        data = zstandard.ZstdDecompressor().decompress(stored.data)
-    except zstandard.ZstdError as exc:
-        raise damaged(folder, f"section {section.name!r} does not unpack: {exc}") from exc
-    return np.frombuffer(data, np.uint8)

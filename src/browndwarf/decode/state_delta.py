@@ -16,16 +16,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import msgspec
 import numpy as np
-import xxhash
 
+from browndwarf.decode.session_parts import by_threads, checksum, cut
 from browndwarf.decode.state_layout import Bytes, Ints, Layout, copied_rows, runs
 
-_PART = 8 << 20
 Ranges = list[tuple[int, int]]
 """(first byte, bytes) each, ascending."""
 
@@ -48,14 +46,8 @@ class StateRecord(msgspec.Struct, frozen=True):
 
 def digest(data: Bytes) -> str:
     """A checksum over parts that several threads work on; equal data, equal text."""
-    view = data.data.cast("B")
-    parts = [view[i : i + _PART] for i in range(0, len(view), _PART)]
-    if len(parts) > 1:
-        with ThreadPoolExecutor() as pool:
-            sums = list(pool.map(xxhash.xxh3_128_hexdigest, parts))
-    else:
-        sums = [xxhash.xxh3_128_hexdigest(part) for part in parts]
-    return f"{len(view):x}-{xxhash.xxh3_128_hexdigest(' '.join(sums).encode())}"
+    sums = " ".join(by_threads(checksum, cut([data])))
+    return f"{data.nbytes:x}-{checksum(np.frombuffer(sums.encode(), np.uint8))}"
 
 
 def describe(

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from browndwarf.errors import DiskFull, StorageError, UsageError
-from browndwarf.sweep.sources import Source, ensure_variant, parse_type, variant_path
+from browndwarf.sweep.sources import (
+    Source,
+    ensure_variant,
+    parse_type,
+    prune,
+    touch,
+    variant_path,
+)
 
 SOURCE = Source(path="/models/m.gguf", type="Q4_K_M", fingerprint="sha256:" + "ab" * 32)
 
@@ -81,3 +90,28 @@ def test_a_cache_that_cannot_be_written_says_where_to_point(
     with pytest.raises(StorageError, match="quantized files") as caught:
         ensure_variant(SOURCE, "Q2_K", "sha", lambda *_: None)
     assert "BROWNDWARF_CACHE" in caught.value.fix
+
+
+def test_the_cache_forgets_what_was_used_longest_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROWNDWARF_CACHE_SIZE", "3KiB")
+    days = {"old": 9, "older": 30, "used": 5, "fresh": 0}
+    for name, age in days.items():
+        path = tmp_path / f"{name}.gguf"
+        path.write_bytes(b"x" * 1024)
+        when = time.time() - age * 86_400
+        os.utime(path, (when, when))
+    (tmp_path / "notes.txt").write_bytes(b"x" * 9000)
+    assert [p.name for p in prune(tmp_path)] == ["older.gguf"]
+    touch(tmp_path / "old.gguf")
+    monkeypatch.setenv("BROWNDWARF_CACHE_SIZE", "1KiB")
+    # What was used within a day stays, even beyond the limit.
+    assert [p.name for p in prune(tmp_path)] == ["used.gguf"]
+    assert {p.name for p in tmp_path.iterdir()} == {"old.gguf", "fresh.gguf", "notes.txt"}
+
+
+def test_a_size_that_is_none_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BROWNDWARF_CACHE_SIZE", "plenty")
+    with pytest.raises(UsageError, match="not a size"):
+        prune(tmp_path)

@@ -47,7 +47,7 @@ CSV_COLUMNS = (
     "id", "status", "role", "target_type", "head_type", "n_max", "workload", "ctx", "parallel",
     "kv", "layers", "threads", "ubatch", "p_min", "backend_sampling", "decode_tok_s",
     "decode_spread", "prefill_tok_s", "ttft_ms", "end_to_end_s", "acceptance", "per_position",
-    "accepted_length", "cycle_ms", "memory_mib", "predicted_tok_s", "marks", "error",
+    "accepted_length", "cycle_ms", "memory_mib", "predicted_tok_s", "synthetic", "marks", "error",
 )  # fmt: skip
 
 

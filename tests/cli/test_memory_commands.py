@@ -222,3 +222,21 @@ def test_doctor_prints_findings_and_a_document(capsys: pytest.CaptureFixture[str
     assert body["schema"] == "browndwarf/doctor/1"
     assert code == (1 if any(f["level"] == "error" for f in body["findings"]) else 0)
     assert run(["doctor"]) == code
+
+
+def test_a_shape_is_planned_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BROWNDWARF_CACHE", str(tmp_path))
+    words = ("plan", "--synthetic", "gemma4-tiny:Q4_0", "--vram", "8GiB")
+    code, first = document(capsys, *words)
+    assert code == 0
+    _, again = document(capsys, *words)
+    assert again == first
+    names = {line["name"] for line in first["budget"]["lines"]}
+    assert any("draft" in name for name in names)
+    code, refused = document(capsys, "plan", "demo", "--synthetic", "gemma4-tiny")
+    assert code == 2
+    code, refused = document(capsys, "plan", "--synthetic", "gemma5", "--vram", "8GiB")
+    assert code == 2
+    assert "gemma4-12b" in str(refused)

@@ -34,9 +34,15 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(help="A .gguf file, demo, or hf:owner/name[:file].")],
+    model: Annotated[
+        str | None, typer.Argument(help="A .gguf file, demo, or hf:owner/name[:file].")
+    ] = None,
     draft: Annotated[
         str | None, typer.Option("--draft", help="The MTP head's file, or demo.")
+    ] = None,
+    synthetic: Annotated[
+        str | None,
+        typer.Option(help="Instead of MODEL: a shape such as gemma4-12b, or gemma4-12b:Q4_0."),
     ] = None,
     vram: Annotated[
         str | None, typer.Option("--vram", help="Device memory to plan with, such as 8GiB.")
@@ -96,7 +102,6 @@ def plan(
     from browndwarf.engine.dryalloc import DryModels
     from browndwarf.hardware.devices import cpu_flags
     from browndwarf.models.gguf import check_head, mismatch, read_model
-    from browndwarf.models.resolve import resolve_model
     from browndwarf.plan.compute import DryCompute
     from browndwarf.plan.remedies import make_plan
     from browndwarf.plan.setup import Setup
@@ -115,8 +120,7 @@ def plan(
         host_bytes=host_bytes,
     )
     wanted.check(quantize=quantize)
-    target_path = resolve_model(model)
-    head_path = resolve_model(draft, "head") if draft is not None else None
+    target_path, head_path = _files(model, draft, synthetic, quantize=quantize)
     wanted_layers = _layers(layers)
     models = DryModels(
         target=str(target_path),
@@ -170,6 +174,33 @@ def plan(
     out.document("plan", 1, answer.as_json() | body)
     if not answer.budget.fits:
         raise typer.Exit(1)
+
+
+def _files(
+    model: str | None, draft: str | None, synthetic: str | None, *, quantize: bool
+) -> tuple[Path, Path | None]:
+    """The files of target and head; a shape's are headers without weights, in the cache."""
+    from browndwarf.errors import UsageError
+    from browndwarf.models import filled
+    from browndwarf.models.resolve import resolve_model
+    from browndwarf.sweep.sources import cache_folder
+
+    if (model is None) == (synthetic is None):
+        raise UsageError(
+            "no model is named" if model is None else "MODEL and --synthetic exclude each other",
+            fix="browndwarf plan MODEL --draft HEAD, or browndwarf plan --synthetic gemma4-12b",
+        )
+    if synthetic is None:
+        head = resolve_model(draft, "head") if draft is not None else None
+        return resolve_model(str(model)), head
+    if draft is not None or quantize:
+        raise UsageError(
+            f"--synthetic does not go with {'--draft' if draft is not None else '--quantize'}",
+            why="a shape brings its own head, and has no weights to look at",
+            fix="leave it out",
+        )
+    name, _, type_name = synthetic.partition(":")
+    return filled.headers(cache_folder() / "headers", name, type_name or "Q4_K")
 
 
 def _layers(text: str) -> int | None:

@@ -111,9 +111,30 @@ def write_shape(
         if role == "head":
             write_hollow_head(partial, shape, main=main)
         else:
-            write_hollow(partial, shape, main=main, embed="Q6_K" if main in _SMALL else main)
+            write_hollow(partial, shape, main=main, embed=_embedding(main))
         with partial.open("r+b") as out:
             _fill(out, read_header(partial, complete=False), seed)
+
+
+def headers(folder: Path, name: str, type_name: str) -> tuple[Path, Path | None]:
+    """Target and Q8_0 drafter of a shape as sparse files without weights, made where missing.
+
+    Sizes and types are all that a plan reads.
+
+    Raises:
+        UsageError, DiskFull, StorageError: nothing is left behind.
+    """
+    shape, main = shape_named(name), main_type(type_name)
+    target, head = folder / f"{name.lower()}-{main}.gguf", folder / f"{name.lower()}-head.gguf"
+    if not target.exists():
+        with _whole(target) as partial:
+            write_hollow(partial, shape, main=main, embed=_embedding(main))
+    if not has_drafter(shape):
+        return target, None
+    if not head.exists():
+        with _whole(head) as partial:
+            write_hollow_head(partial, shape)
+    return target, head
 
 
 def write_copy(source: Path, path: Path, *, seed: int = 0) -> None:
@@ -140,6 +161,10 @@ def write_copy(source: Path, path: Path, *, seed: int = 0) -> None:
                 whole = len(data) == tensor.bytes
                 out.write(data if whole else np.ones(tensor.elements, np.float32).tobytes())
         _fill(out, header, seed)
+
+
+def _embedding(main: str) -> str:
+    return "Q6_K" if main in _SMALL else main
 
 
 def has_drafter(shape: HollowShape) -> bool:

@@ -16,6 +16,7 @@ from browndwarf.sweep.model import FactorModel, Profile, relative_cost
 from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.search import estimates, next_step
+from browndwarf.sweep.space import Configuration
 from browndwarf.sweep.store import RunStore
 from fake_sweep import FakeEngine, FakeQuiet, FakeServed, plan
 
@@ -185,3 +186,76 @@ def test_published_cycle_costs_have_the_models_shape(name: str, tmp_path: Path) 
         assert made is not None
         assert math.isclose(made / 10, cost, rel_tol=0.06), (n, made / 10, cost)
     assert configuration_of(cells[0]).target_type == "Q4_0"
+
+
+GPU_GRID = {
+    "target_type": ("Q4_0",),
+    "n_max": (1, 2, 3, 4),
+    "layers": (None, 45, 43),
+    "backend_sampling": (False, True),
+}
+
+
+def added_costs(served: FakeServed) -> None:
+    """Every setting adds its own milliseconds to a cycle, as on a GPU."""
+    c = served.configuration
+    step = 6.8 + {None: 0.0, 45: 9.0, 43: 14.0}[c.layers]
+    step += 1.1 * (c.kv == "q8_0") - 0.35 * c.backend_sampling
+    served.ms_per_step = step + c.n_max * (2.0 - 0.4 * c.backend_sampling) + 0.3 * (c.n_max > 0)
+
+
+def test_a_grid_of_many_groups_is_told_from_a_star_of_them(tmp_path: Path) -> None:
+    the_plan = msgspec.structs.replace(fast(**GPU_GRID), workloads=plan().workloads[:1])
+    cells = sweep(tmp_path / "fast", the_plan, FakeEngine(spoil=added_costs))
+    grid = sum(len(group.candidates) + 1 for group in the_plan.axes.groups())
+    explored = [c for c in cells if c.status == "ok" and not c.role.startswith("confirm")]
+    assert grid == 204
+    assert len(explored) <= 0.1 * grid
+    assert sum(c.status == "predicted" for c in cells) + len(explored) >= grid - 4
+    errors = []
+    for cell in cells:
+        if cell.predicted is not None:
+            truth = FakeServed(configuration_of(cell), 1.0)
+            added_costs(truth)
+            # The fake accepts one draft of every cycle.
+            rate = 1e3 * (2 if cell.head_type else 1) / truth.ms_per_step
+            errors.append(abs(cell.predicted.decode_tok_s / rate - 1))
+    assert sorted(errors)[len(errors) // 2] < 0.03
+    assert sorted(errors)[int(0.9 * len(errors))] < 0.06
+
+
+def test_where_the_first_group_does_not_fit_the_star_is_drawn_elsewhere(tmp_path: Path) -> None:
+    def misfit(c: Configuration) -> dict[str, str] | None:
+        too_much = c.layers is None and c.speculative
+        return (
+            {"kind": "DoesNotFit", "what": "too much", "why": "", "fix": ""} if too_much else None
+        )
+
+    the_plan = msgspec.structs.replace(fast(**GPU_GRID), workloads=plan().workloads[:1])
+    engine = FakeEngine(spoil=added_costs, misfit=misfit)
+    cells = sweep(tmp_path / "r", the_plan, engine)
+    assert not [c for c in engine.started if misfit(c)]
+    speculative = [c for c in cells if c.status == "predicted" and c.head_type]
+    assert speculative
+    # Nothing that cannot fit is predicted, and what fits is.
+    assert not [c for c in speculative if configuration_of(c).layers is None]
+    assert {configuration_of(c).layers for c in speculative} == {45, 43}
+    verdict = analyse(cells)
+    assert verdict.winner is not None
+    assert not verdict.winner.configuration.speculative or verdict.winner.configuration.layers
+
+
+def test_a_disturbed_cell_does_not_enter_the_model(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", fast(), FakeEngine(spoil=slow_drafts))
+    measured = [c for c in cells if c.status == "ok"]
+    victim = next(c for c in measured if c.head_type is not None)
+    assert victim.cycle_ms is not None
+    slow = msgspec.structs.replace(victim, marks=("busy",), cycle_ms=50 * victim.cycle_ms)
+    asked = next(c for c in cells if c.status == "predicted" and c.head_type == "Q6_K")
+    configuration = configuration_of(asked)
+    spoiled = [slow if c is victim else c for c in measured]
+    left_out = [c for c in measured if c is not victim]
+    found = FactorModel(spoiled, {}).predict(configuration, "prose")
+    assert found == FactorModel(left_out, {}).predict(configuration, "prose")
+    # With the user's leave it counts, and then it shows.
+    assert FactorModel(spoiled, {}, allow_busy=True).predict(configuration, "prose") != found

@@ -332,8 +332,7 @@ class _Walk:
         """Wall time so far over all passes, and the share of it that made no tokens."""
         wall = self._earlier_wall + time.perf_counter() - self._clock
         share = max(0.0, 1 - self._generating / wall) if wall else 0.0
-        self._store.set_meta("wall_s", wall)
-        self._store.set_meta("overhead_share", share)
+        self._store.set_metas({"wall_s": wall, "overhead_share": share})
         return wall, share
 
 

@@ -167,9 +167,13 @@ class RunStore:
 
     def set_meta(self, key: str, value: Any) -> None:
         """Save a JSON value beside the cells, e.g. a measured overhead."""
-        text = msgspec.json.encode(value).decode()
+        self.set_metas({key: value})
+
+    def set_metas(self, values: dict[str, Any]) -> None:
+        """Save several such values at once."""
+        rows = [(key, msgspec.json.encode(value).decode()) for key, value in values.items()]
         with self._transaction() as db:
-            db.execute("insert or replace into meta values (?, ?)", (key, text))
+            db.executemany("insert or replace into meta values (?, ?)", rows)
 
     def check_identity(self, identity: dict[str, str]) -> None:
         """Refuse to go on when something that must not change has changed.

@@ -201,6 +201,8 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing(
     assert not parts(job).exists()
     with pytest.raises(UsageError, match="no output"):
         collect(build, changed(job, output_tensor=True))
+    with pytest.raises(UsageError, match="longer than the model's context"):
+        collect(build, changed(job, ctx=4096))
     with pytest.raises(UsageError, match="a folder"):
         collect(build, changed(job, dest=tmp_path))
     with pytest.raises(UsageError, match="MTP head"):

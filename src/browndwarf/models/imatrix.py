@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from browndwarf.errors import BadModelFile
+from browndwarf.errors import BadModelFile, ModelNotFound
 from browndwarf.models.gguf_faults import broken, truncated
 from browndwarf.models.gguf_read import ArrayValue, Header, Tensor, header_bytes, read_header
 from browndwarf.models.info import ModelInfo
@@ -113,6 +113,12 @@ def read_imatrix(path: Path) -> Imatrix:
         ModelNotFound: nothing there, or it cannot be opened.
         BadModelFile: a model, the older binary format, empty, truncated, or inconsistent.
     """
+    if not path.exists():
+        raise ModelNotFound(
+            f"there is no importance matrix at {path}",
+            why="the file does not exist",
+            fix="check the path, or make one with `browndwarf imatrix`",
+        )
     refuse_legacy(path)
     header = read_header(path)
     if header.metadata.get("general.type") != "imatrix":

@@ -303,6 +303,12 @@ def _check(job: Job, info: ModelInfo) -> None:
         )
     if job.ctx < 8:
         raise UsageError(f"chunks of {job.ctx} tokens are too small", fix="use --ctx 512")
+    if 0 < info.context_length < job.ctx:
+        raise UsageError(
+            f"chunks of {job.ctx} tokens are longer than the model's context",
+            why=f"it was trained with {info.context_length} tokens",
+            fix="use --ctx 512",
+        )
     if job.dest.is_dir():
         raise UsageError(f"{job.dest} is a folder", fix="name a file: --output NAME.gguf")
     if job.dest.exists() and not job.force:

@@ -39,6 +39,8 @@ Z90 = 1.645
 LEAST_ERROR = 0.025
 #: What adding up a group's settings may be wrong by, relative.
 UNSEEN_ERROR = 0.04
+#: Marks of cells whose times say something else than their name.
+SPOILED = frozenset({"busy", "spilled", "throttled", "cache-hit"})
 #: Pull of the unknown costs towards their common value, in squared milliseconds per data point.
 RIDGE = 1e-3
 
@@ -53,7 +55,8 @@ def head_key(configuration: Configuration) -> HeadKey:
 
 def trusted(cell: CellRecord, allow_busy: bool) -> bool:
     """Whether a cell's figures may be used."""
-    return cell.status == "ok" and (allow_busy or "busy" not in cell.marks)
+    spoiled = SPOILED - ({"busy"} if allow_busy else set())
+    return cell.status == "ok" and not spoiled.intersection(cell.marks)
 
 
 def relative_cost(curve: Curve | None, tokens: int) -> float:
@@ -140,7 +143,10 @@ class FactorModel:
         self._curves = Effects(
             {b: tuple(curve) for b in bases if (curve := curves.get(b.group_label()))}
         )
-        self._profiles = _profiles(usable)
+        # Made-up acceptance is the same for all heads.
+        synthetic = any(c.synthetic for c in usable)
+        self._guess_error = 0.0 if synthetic else 0.04
+        self._profiles = {} if synthetic else _profiles(usable)
         self._any_head = _profiles(usable, pooled=True)
         self._fit([c for c in usable if c.head_type is not None])
 
@@ -159,7 +165,7 @@ class FactorModel:
         if profile is None or cycle is None:
             return None
         length, deviation = profile.length(configuration.n_max)
-        guess = 0.0 if (key, workload) in self._profiles else 0.04
+        guess = 0.0 if (key, workload) in self._profiles else self._guess_error
         error = math.hypot(deviation / length, self.error, guess, unseen)
         return self._interval(1e3 * length / cycle, error)
 

@@ -25,6 +25,10 @@ TINY = "gemma4-tiny"
 QWEN = HollowShape(
     "qwen35", 4, 256, 512, 4, (2, 2), (64, 64), 2048, recurrent_every=4, nextn=1, tied=False
 )  # fmt: skip
+QWEN_MOE = HollowShape(
+    "qwen35moe", 4, 256, 256, 4, (2, 2), (64, 64), 2048, recurrent_every=4, nextn=1, tied=False,
+    experts=8, experts_used=2, expert_ff=256,
+)  # fmt: skip
 QUANTIZED = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
              "Q6_K", "IQ4_XS"]  # fmt: skip
 
@@ -117,7 +121,7 @@ def test_what_cannot_be_made_is_said_before_anything_is_written(
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("kind", ["gemma", "qwen"])
+@pytest.mark.parametrize("kind", ["gemma", "qwen", "qwen-moe"])
 async def test_llama_server_drafts_with_random_blocks(
     kind: str, engine_build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +130,7 @@ async def test_llama_server_drafts_with_random_blocks(
         filled.write_shape(target, TINY, "Q4_K")
         filled.write_shape(head, TINY, "Q8_0", role="head")
     else:
-        monkeypatch.setitem(SHAPES, "qwen-tiny", QWEN)
+        monkeypatch.setitem(SHAPES, "qwen-tiny", QWEN if kind == "qwen" else QWEN_MOE)
         filled.write_shape(target, "qwen-tiny", "Q8_0")
     options = ServerOptions(
         model=str(target),

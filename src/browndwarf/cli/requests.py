@@ -13,7 +13,7 @@ from browndwarf.engine.options import axis_to_option
 from browndwarf.engine.settings import parse_switch
 from browndwarf.errors import UsageError
 from browndwarf.models.filled import main_type, shape_named
-from browndwarf.models.hollow import SHAPES
+from browndwarf.models.named_shapes import SHAPES
 from browndwarf.models.resolve import resolve_model
 from browndwarf.sweep import launch, workload
 from browndwarf.sweep import synthetic as synthetic_models

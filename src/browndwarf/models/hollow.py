@@ -15,7 +15,6 @@ Example:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,88 +22,9 @@ import numpy as np
 
 from browndwarf.models.ggml_types import GGML_TYPES, row_bytes
 from browndwarf.models.gguf_read import read_header
+from browndwarf.models.named_shapes import SHAPES, HollowShape, scaled
 
-
-@dataclass(frozen=True, slots=True)
-class HollowShape:
-    """A model's dimensions. Pairs are (sliding, full); ``recurrent_every`` counts a hybrid's
-    period; ``shared`` is the number of last layers without a cache of their own."""
-
-    arch: str
-    layers: int
-    width: int
-    ff: int
-    heads: int
-    kv_heads: tuple[int, int]
-    head_dim: tuple[int, int]
-    vocab: int
-    window: int = 0
-    window_every: int = 0
-    shared: int = 0
-    per_layer: int = 0
-    experts: int = 0
-    experts_used: int = 0
-    expert_ff: int = 0
-    recurrent_every: int = 0
-    state_heads: int = 32
-    nextn: int = 0
-    tied: bool = True
-    full_has_v: bool = True
-    head_width: int = 1024
-    head_layers: int = 4
-    head_ff: int = 4096
-
-    def sliding(self, layer: int) -> bool:
-        """Whether a layer attends to a window only."""
-        return bool(self.window_every) and (layer + 1) % self.window_every != 0
-
-
-SHAPES: dict[str, HollowShape] = {
-    "gemma4-12b": HollowShape(
-        "gemma4", 48, 3840, 15360, 16, (8, 1), (256, 512), 262144, window=1024, window_every=6,
-        full_has_v=False, head_ff=8192,
-    ),
-    "gemma4-31b": HollowShape(
-        "gemma4", 60, 5376, 21504, 32, (16, 4), (256, 512), 262144, window=1024, window_every=6,
-        full_has_v=False, head_ff=8192,
-    ),
-    "gemma4-26b-a4b": HollowShape(
-        "gemma4", 30, 2816, 2112, 16, (8, 2), (256, 512), 262144, window=1024, window_every=6,
-        experts=128, experts_used=8, expert_ff=704, full_has_v=False,
-    ),
-    "gemma4-e4b": HollowShape(
-        "gemma4", 42, 2560, 10240, 8, (2, 2), (256, 512), 262144, window=512, window_every=6,
-        shared=18, per_layer=256, head_width=256, head_ff=2048,
-    ),
-    "qwen35-9b": HollowShape(
-        "qwen35", 32, 4096, 12288, 16, (4, 4), (256, 256), 248320, recurrent_every=4, nextn=1,
-        tied=False,
-    ),
-    "qwen35-27b": HollowShape(
-        "qwen35", 64, 5120, 17408, 24, (4, 4), (256, 256), 248320, recurrent_every=4,
-        state_heads=48, nextn=1, tied=False,
-    ),
-    "gemma4-tiny": HollowShape(
-        "gemma4", 6, 512, 1024, 4, (2, 1), (64, 128), 4096, window=256, window_every=6,
-        full_has_v=False, head_width=256, head_layers=2, head_ff=512,
-    ),
-    "llama-8b": HollowShape(
-        "llama", 32, 4096, 14336, 32, (8, 8), (128, 128), 128256, tied=False,
-    ),
-}  # fmt: skip
-"""The published sizes of each family, as their configurations give them; a tiny one to try out."""
-
-
-def scaled(shape: HollowShape, *, layers: int, vocab: int) -> HollowShape:
-    """The same widths with fewer layers and a smaller vocabulary.
-
-    Layers without a cache read that of the last two before them, which must be a sliding and a
-    full one: the number of layers with a cache stays a multiple of the pattern's period.
-    """
-    every = shape.window_every or 1
-    own = max(1, round(layers * (1 - shape.shared / shape.layers) / every)) * every
-    shared = max(0, layers - own) if shape.shared else 0
-    return replace(shape, layers=layers, vocab=vocab, shared=shared)
+__all__ = ["SHAPES", "HollowShape", "scaled", "write_hollow", "write_hollow_head"]
 
 
 def write_hollow(
@@ -181,7 +101,7 @@ def _feed_forward(table: _Table, name: str, d: int, ff: int) -> None:
 
 def _layer(table: _Table, shape: HollowShape, layer: int) -> None:
     name, d = f"blk.{layer}.", shape.width
-    if shape.arch == "qwen35":
+    if shape.arch.startswith("qwen35"):
         _qwen_layer(table, shape, layer, name)
         return
     full = not shape.sliding(layer)
@@ -242,7 +162,18 @@ def _qwen_layer(table: _Table, shape: HollowShape, layer: int, name: str) -> Non
         table.add(name + "attn_output.weight", dim * shape.heads, d)
         table.ones(name + "attn_q_norm.weight", dim)
         table.ones(name + "attn_k_norm.weight", dim)
-    _feed_forward(table, name, d, shape.ff)
+    if shape.experts:
+        ff = shape.expert_ff
+        table.rows.append((name + "ffn_gate_inp.weight", (d, shape.experts), "F32"))
+        table.add(name + "ffn_gate_exps.weight", d, ff, shape.experts)
+        table.add(name + "ffn_up_exps.weight", d, ff, shape.experts)
+        table.add(name + "ffn_down_exps.weight", ff, d, shape.experts)
+        table.ones(name + "ffn_gate_inp_shexp.weight", d)
+        table.add(name + "ffn_gate_shexp.weight", d, ff)
+        table.add(name + "ffn_up_shexp.weight", d, ff)
+        table.add(name + "ffn_down_shexp.weight", ff, d)
+    else:
+        _feed_forward(table, name, d, shape.ff)
     if layer >= shape.layers:
         table.add(name + "nextn.eh_proj.weight", 2 * d, d)
         for norm in ("enorm", "hnorm", "shared_head_norm"):
@@ -346,7 +277,9 @@ def _keys(out: Any, arch: str, shape: HollowShape, head: bool) -> None:
             "expert_used_count": shape.experts_used,
             "expert_feed_forward_length": shape.expert_ff,
         }
-    if arch == "qwen35":
+    if arch.startswith("qwen35"):
+        if shape.experts:
+            numbers["expert_shared_feed_forward_length"] = shape.expert_ff
         out.add_array(f"{arch}.rope.dimension_sections", [11, 11, 10, 0])
         numbers |= {
             "rope.dimension_count": 64,

@@ -1,4 +1,4 @@
-"""Is decoding in this process as fast as llama-server, step by step? And do sessions pay?
+"""Is decoding in this process as fast as llama-server, step by step, at every context?
 
 Parts:
 - ``cycle``: milliseconds per verify step for n_max 1, 2, 3. Three arms take turns on the same
@@ -7,11 +7,9 @@ Parts:
   included). Goal on a CPU: at least 0.90 of the default server's speed; on a GPU at least 1.00 of
   the second arm's and 1.15 of the first's.
 - ``frontier``: decode rate with MTP over plain, both in this process, after 2k to 16k tokens.
-- ``session``: resume against prefill (goal: under 5% of its time), and what a 200-token turn
-  writes (goal: under 5% of the state).
 
     python benchmarks/inprocess_vs_server.py                        # CPU, the embedded pair
-    python benchmarks/inprocess_vs_server.py --shape gemma4-12b --parts cycle,frontier,session
+    python benchmarks/inprocess_vs_server.py --shape gemma4-12b --parts cycle,frontier
 
 With ``--shape`` the models have random weights of that shape and acceptance is made up
 (0.80, 0.54, 0.43): the speed is right, the text is noise. Set ``LLAMA_CPP_LIB_PATH`` to the lib
@@ -241,68 +239,6 @@ def frontier(args: argparse.Namespace, pair: tuple[Path, Path]) -> list[dict[str
     return rows
 
 
-def session(args: argparse.Namespace, pair: tuple[Path, Path], folder: Path) -> dict[str, Any]:
-    """Save, append and resume a long conversation."""
-    depth = max(int(d) for d in args.depths.split(","))
-    rng = np.random.default_rng(3)
-    store_folder = folder / "sessions"
-    with open_here(pair, args, n_max=args.best, n_ctx=depth + 1024, sessions=store_folder) as llm:
-        assert llm.store is not None
-        prompt = rng.integers(300, min(4000, llm.pair.vocab.size), depth).tolist()
-        slot = llm._slots[0]
-        with llm.stream_text([5] * 64, max_tokens=4) as stream:
-            stream.run()
-        with llm.stream_text(prompt, max_tokens=8) as stream:
-            prefill_s = stream.run().stats.prefill_s
-        identity = llm.fingerprint
-
-        def save(previous: Any) -> tuple[Any, Any, float]:
-            begun = time.perf_counter()
-            snapshot = llm.keeper.capture(slot)
-            if previous is not None:
-                snapshot.layouts = previous.layouts
-            else:
-                snapshot.unchanged = 0
-            saved = llm.store.save("long", snapshot, identity)  # type: ignore[union-attr]
-            if not saved.replay:
-                slot.unchanged = slot.kept
-            return snapshot, saved, time.perf_counter() - begun
-
-        first, whole, whole_s = save(None)
-        turn = slot.tokens + rng.integers(300, min(4000, llm.pair.vocab.size), 100).tolist()
-        with llm.stream_text(turn, max_tokens=100) as stream:
-            stream.run()
-        _, added, added_s = save(first)
-        resumes = []
-        for _ in range(3):
-            llm.keeper.clear(slot)
-            begun = time.perf_counter()
-            loaded = llm.store.load("long", identity)
-            llm.keeper.restore(slot, loaded)
-            llm.pair.target.wait()
-            resumes.append(time.perf_counter() - begun)
-        begun = time.perf_counter()
-        with llm.stream_text([*loaded.tokens, 301, 302], max_tokens=1) as stream:
-            replayed = stream.run().stats
-        replay_s = time.perf_counter() - begun
-    resume_s = statistics.median(resumes)
-    return {
-        "tokens": depth,
-        "prefill_s": round(prefill_s, 4),
-        "resume_s": round(resume_s, 4),
-        "first_token_after_resume_s": round(replay_s, 4),
-        "replayed_tokens": replayed.prompt_tokens - replayed.reused_tokens,
-        "resume_over_prefill": round(resume_s / prefill_s, 5),
-        "resume_and_replay_over_prefill": round((resume_s + replay_s) / prefill_s, 5),
-        "state_mib": round(whole.state_bytes / 2**20, 2),
-        "save_s": round(whole_s, 4),
-        "turn_bytes": added.bytes,
-        "turn_save_s": round(added_s, 4),
-        "turn_over_state": round(added.bytes / whole.state_bytes, 5),
-        "met": resume_s < 0.05 * prefill_s and added.bytes < 0.05 * whole.state_bytes,
-    }
-
-
 async def run(args: argparse.Namespace) -> dict[str, Any]:
     """The parts that were asked for."""
     started = time.monotonic()
@@ -322,13 +258,10 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
             met.append(result["ratio_server"] >= low and result["ratio_backend_sampling"] >= high)
         if "frontier" in parts:
             result["frontier"] = frontier(args, pair)
-        if "session" in parts:
-            result["session"] = session(args, pair, folder)
-            met.append(result["session"]["met"])
     return {
         **result,
         "goal": "CPU: at least 0.90 of the default server's speed; GPU: 1.15 of it and 1.00 of "
-        "--backend-sampling's; resume under 5% of prefill, a turn under 5% of the state",
+        "--backend-sampling's",
         "met": all(met),
         "engine": {"server": build.label, "library": load_library().version},
         "machine": {
@@ -343,13 +276,13 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Parse the command line and run."""
     parser = argparse.ArgumentParser(description="decoding in this process against llama-server")
-    parser.add_argument("--parts", default="cycle", help="cycle, frontier, session")
+    parser.add_argument("--parts", default="cycle", help="cycle, frontier")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--layers", type=int, help="fewer layers, to rehearse a shape")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--depths", default="2048,4096,8192,16384")
-    parser.add_argument("--best", type=int, default=2, help="n_max of frontier and session")
+    parser.add_argument("--best", type=int, default=2, help="n_max of frontier")
     print(json.dumps(asyncio.run(run(parser.parse_args()))))
 
 

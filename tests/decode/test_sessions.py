@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from browndwarf.decode.session import SessionStore
 from browndwarf.decode.session_file import SessionFile
@@ -21,7 +24,7 @@ from browndwarf.errors import (
     StorageError,
     UsageError,
 )
-from decode.states import FINGERPRINT, FailingDisk, Killed, grown, same, snapshot, state
+from decode.states import FINGERPRINT, FailingDisk, Killed, cache, grown, same, snapshot, state
 
 
 @pytest.fixture(autouse=True)
@@ -317,6 +320,37 @@ def test_records_that_contradict_each_other_are_refused() -> None:
     changed[-1] ^= 1
     with pytest.raises(ValueError, match="not the one"):
         assemble([first, second], [changed, payloads[1]])
+
+
+TURNS = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 30), min_size=1, max_size=24, unique=True), st.integers(0, 31)
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=60)
+@given(turns=TURNS, step=st.integers(1, 900), wide=st.booleans())
+def test_any_cells_in_any_order_come_back(
+    turns: list[tuple[list[int], int]], step: int, wide: bool
+) -> None:
+    """Each turn has some positions in some order; those from ``unchanged`` on are new."""
+    version: dict[int, int] = {}
+    records: list[StateRecord] = []
+    payloads: list[Bytes] = []
+    before = None
+    for turn, (positions, unchanged) in enumerate(turns):
+        version |= dict.fromkeys(range(unchanged, 31), turn)
+        data = struct.pack("<Ii", 0x1234, 0) + cache(positions, [24, 40], version, wide=wide)
+        now = np.frombuffer(data, np.uint8)
+        layout = parse(now)
+        record, pieces = describe(now, layout, before, unchanged)
+        records.append(record)
+        payloads.append(np.concatenate(pieces))
+        before = layout
+        assert np.array_equal(assemble(records, payloads, step), now)
 
 
 def test_runs_cover_their_source() -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -165,7 +166,9 @@ class Contents:
 
         def work(job: tuple[Section, Sink, int, int]) -> None:
             if not hasattr(local, "buffer"):
-                local.buffer = np.empty(max(0, min(largest, PART)), np.uint8)
+                # Not from the heap, whose holes would keep the process large.
+                memory = mmap.mmap(-1, max(1, min(largest, PART)))
+                local.buffer = np.frombuffer(memory, np.uint8)
             section, sink, i, place = job
             sink(i * PART, self._part(section, i, place, local.buffer))
 

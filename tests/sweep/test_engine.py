@@ -88,6 +88,8 @@ def test_every_cell_is_complete(cells: tuple[CellRecord, ...]) -> None:
         # 9.7 MiB of weights, and about as much again where the engine repacks Q4_0.
         assert 9.0 < cell.memory["target_model"] < 21.0
         assert len(cell.traces) == 6
+        # The processor computes here, so its pace is probed beside every request.
+        assert all(t.probe_ms > 0 for t in cell.traces)
         assert all(t.cache_n == 0 for t in cell.traces)
         if cell.head_type:
             assert cell.acceptance is not None

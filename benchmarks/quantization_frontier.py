@@ -54,6 +54,7 @@ from browndwarf.quality.perplexity import Run
 MIXES = "Q6_K,Q5_K_M,Q5_K_S,Q4_K_M,Q4_K_S,IQ4_XS,Q3_K_L,Q3_K_M,Q3_K_S,Q2_K"
 SEED, PER_WORKLOAD, SHARED_LINE = 40_002, 60, 40
 GOALS = {"without_imatrix": 0.20, "same_imatrix": 0.10, "calibration": 0.10}
+ARMS = ("equal", "equal_layers", "priors", "calibrated")
 GOAL_MIXES = ("Q4_K_M", "Q3_K_M")
 
 
@@ -127,6 +128,16 @@ def material(bench: Bench, mixes: list[str], *, matrix: bool) -> tuple[Material,
     )
 
 
+def equal_layers(alphas: Mapping[str, float], group_of: Mapping[str, str]) -> dict[str, float]:
+    """The calibrated weight of the output, and one weight for all tensors of layers: their mean.
+
+    Tells what role and depth add to knowing that the output counts more than a layer.
+    """
+    layers = [alpha for name, alpha in alphas.items() if "/" in group_of[name]]
+    mean = sum(layers) / len(layers)
+    return {name: mean if "/" in group_of[name] else alpha for name, alpha in alphas.items()}
+
+
 def less(ours: KldRecord, theirs: KldRecord) -> dict[str, float]:
     """By how much ours is less, as a share of theirs, with the paired error."""
     compared = compare_kld(theirs, ours)
@@ -149,9 +160,11 @@ def row(bench: Bench, mix: str, plain: Material, full: Material, alphas: Mapping
         touched = {n: ours.types[n] for n in full.options}
         found[name] = bench.kld(f"{mix}'s bytes, {name}", "Q4_K", touched, matrix=True)
         found[f"{name}_bytes"] = ours.device_bytes
+        found[f"{name}_predicted"] = (ours.loss, sized.loss)
         found["bytes"] = sized.device_bytes
-    sized = assess(plain.slots({}, mix=mix), plain.stock[mix])
-    ours = choose(plain.slots({}), sized.device_bytes)
+    weights = alphas["priors"]
+    sized = assess(plain.slots(weights, mix=mix), plain.stock[mix])
+    ours = choose(plain.slots(weights), sized.device_bytes)
     touched = {n: ours.types[n] for n in plain.options}
     found["plain"] = bench.kld(f"{mix}'s bytes, no imatrix", "Q4_K", touched, matrix=False)
     return found
@@ -173,10 +186,13 @@ def main() -> None:
         plain, _ = material(bench, mixes, matrix=False)
         full, table = material(bench, mixes, matrix=True)
         measured = calibration(Output(json=True), full, table, build, text=None, budget="1h")
+        group_of = groups(bench.model, full.options)
+        calibrated = measured.alphas(group_of)
         alphas = {
             "equal": {},
+            "equal_layers": equal_layers(calibrated, group_of),
             "priors": prior_alphas(bench.model, full.options),
-            "calibrated": measured.alphas(groups(bench.model, full.options)),
+            "calibrated": calibrated,
         }
         rows = [row(bench, mix, plain, full, alphas) for mix in mixes]
     report(rows, measured.seconds)
@@ -184,7 +200,7 @@ def main() -> None:
 
 def report(rows: list[dict[str, Any]], calibration_s: float) -> None:
     """The table of the results page, and the document."""
-    columns = ["stock", "stock_imatrix", "plain", "equal", "priors", "calibrated"]
+    columns = ["stock", "stock_imatrix", "plain", *ARMS]
     print("| mix | device bytes | " + " | ".join(columns) + " |")
     print("|---|---|" + "---|" * len(columns))
     for r in rows:
@@ -197,8 +213,12 @@ def report(rows: list[dict[str, Any]], calibration_s: float) -> None:
             "same_imatrix": less(r["calibrated"], r["stock_imatrix"]),
             "calibration": less(r["calibrated"], r["equal"]),
             "priors_over_equal": less(r["priors"], r["equal"]),
+            "roles_and_depth": less(r["calibrated"], r["equal_layers"]),
+            "calibration_over_priors": less(r["calibrated"], r["priors"]),
+            "priors_same_imatrix": less(r["priors"], r["stock_imatrix"]),
             "without_any_imatrix": less(r["plain"], r["stock"]),
-            "bytes_used": round(r["calibrated_bytes"] / r["bytes"], 5),
+            "bytes_used": min(round(r[f"{arm}_bytes"] / r["bytes"], 5) for arm in ARMS),
+            "predicted": [round(loss, 5) for loss in r["calibrated_predicted"]],
             "p999": {c: r[c].p999 for c in columns},
             "same_top": {c: round(r[c].same_top, 4) for c in columns},
         }

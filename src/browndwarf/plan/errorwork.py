@@ -1,9 +1,9 @@
 """The work behind the error table: one job a tensor, over several processes.
 
 A job holds all that a process needs (where the rows are, the types, the weights of the columns),
-so workers can be started afresh on every system. Each loads llama.cpp's library once, ignores
-Ctrl-C (the parent answers it) and ends when the parent does. Jobs go out longest first; at any
-time a worker holds one block of rows, twice, as f32.
+so workers can be started afresh on every system. Each loads llama.cpp's library once, leaves Ctrl-C
+to the parent, stops within one type when the parent asks it to, and ends when the parent does.
+Jobs go out longest first; at any time a worker holds one block of rows, twice, as f32.
 
 Example:
     for result in run_jobs(jobs, workers=2): ...
@@ -14,12 +14,14 @@ from __future__ import annotations
 import concurrent.futures as futures
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing.synchronize import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,17 +100,28 @@ def run_jobs(
             on_progress(done / total)
         return
     context = multiprocessing.get_context("spawn")
-    with futures.ProcessPoolExecutor(workers, context, initializer=_start) as pool:
+    stop = context.Event()
+    with futures.ProcessPoolExecutor(
+        workers, context, initializer=_start, initargs=(stop,)
+    ) as pool:
         try:
-            waiting = {pool.submit(measure, job): job for job in order}
-            while waiting:
-                ready, _ = futures.wait(waiting, timeout=0.2, return_when=futures.FIRST_COMPLETED)
+            # Not futures.wait: Ctrl-C inside of it can leave locks held that the pool needs to end.
+            ready: queue.SimpleQueue[futures.Future[JobResult]] = queue.SimpleQueue()
+            expected = {}
+            for job in order:
+                future = pool.submit(measure, job)
+                expected[future] = job.expected_s
+                future.add_done_callback(ready.put)
+            while expected:
                 if cancel is not None and cancel.is_set():
                     raise Interrupted("measuring quantization errors was cancelled")
-                for future in ready:
-                    done += waiting.pop(future).expected_s
-                    yield future.result()
-                    on_progress(done / total)
+                try:
+                    future = ready.get(timeout=0.2)
+                except queue.Empty:
+                    continue
+                done += expected.pop(future)
+                yield future.result()
+                on_progress(done / total)
         except futures.BrokenExecutor as exc:
             raise EngineUnsupported(
                 "a process that measures quantization errors died",
@@ -116,6 +129,7 @@ def run_jobs(
                 fix="leave the type out that was added last, or use another build",
             ) from exc
         except BaseException:
+            stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
@@ -142,6 +156,8 @@ def measure(job: Job) -> JobResult:
         if not power:
             continue  # zeros stay zeros in every type
         for kind in job.types:
+            if _stop is not None and _stop.is_set():
+                raise Interrupted("measuring quantization errors was cancelled")
             number = GGML_TYPES[kind].number
             start = time.thread_time()
             there = quantizer.quantize(rows, number, importance)
@@ -181,7 +197,13 @@ def _power(squares: Floats, weights: Floats | None) -> float:
     return float(columns.sum() if weights is None else columns @ weights.astype(np.float64))
 
 
-def _start() -> None:
+_stop: Event | None = None
+"""In a worker: set when the parent wants no more results."""
+
+
+def _start(stop: Event) -> None:
+    global _stop
+    _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 

@@ -16,7 +16,7 @@ from browndwarf.models import demo
 from browndwarf.models.ggml_types import GGML_TYPES
 from browndwarf.models.gguf import ModelInfo, read_model
 from browndwarf.models.rows import locate_tensors, sample_rows
-from browndwarf.models.synthetic import PairShape, write_pair
+from browndwarf.models.synthetic import PairShape, write_hybrid, write_pair
 from browndwarf.plan import errorwork, probe
 from browndwarf.plan.errorwork import Job, measure
 from browndwarf.plan.loss import ErrorTable, Floats
@@ -242,3 +242,21 @@ def test_copies_in_the_processors_layout_count_on_a_cpu(material: Material) -> N
     assert held > 0.95 * 12 * MIB
     exact = here.plan(WeightsBudget(weights_mib=9.0), {}, "equal").plan
     assert exact.device_bytes > 0.999 * 9 * MIB
+
+
+def test_an_untied_embedding_costs_no_device_bytes_but_has_a_cap(
+    engine_build: Build, tmp_path: Path
+) -> None:
+    path = write_hybrid(tmp_path / "h.gguf")
+    table = ErrorTable(read_model(path), sample=4)
+    setup = Setup(target=read_model(path), draft=True)
+    hybrid = gather(engine_build, table, setup, types=("Q4_K", "Q8_0"), mixes=(), workers=1)
+    rich = hybrid.plan(WeightsBudget(weights_mib=4.5), {}, "equal").plan
+    assert rich.types["token_embd.weight"] == "Q8_0"
+    assert not next(t for t in rich.tensors if t.name == "token_embd.weight").device
+    size = hybrid.model.by_name["token_embd.weight"].elements // 256 * 144
+    poor = hybrid.plan(WeightsBudget(weights_mib=4.5), {}, "equal", host_cap=size).plan
+    assert poor.types["token_embd.weight"] == "Q4_K"
+    assert poor.device_bytes == rich.device_bytes
+    with pytest.raises(CheckFailed, match="stay in RAM"):
+        hybrid.plan(WeightsBudget(weights_mib=4.5), {}, "equal", host_cap=size - 1)

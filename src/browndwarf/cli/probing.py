@@ -15,6 +15,7 @@ import platformdirs
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build
 from browndwarf.engine.quantizer import quantize
+from browndwarf.files import storage_errors
 from browndwarf.models.gguf import fingerprint
 from browndwarf.plan import probe
 from browndwarf.plan.calibration import Text, default_text, read_texts
@@ -52,7 +53,10 @@ def calibration(
     words = read_texts([text]) if text is not None else default_text(model)
     run = Run(ctx=CTX, chunks=CHUNKS)
     place = _place(material, words, run)
-    with tempfile.TemporaryDirectory(prefix="browndwarf-probe-") as name:
+    with storage_errors(place.parent, "make a folder for calibration"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    # Not the system's folder for temporary files: that is often small, and these are models.
+    with tempfile.TemporaryDirectory(prefix="probe-", dir=place.parent) as name:
         folder = Path(name)
         source = folder / words.file_name
         source.write_bytes(words.data)

@@ -167,7 +167,7 @@ def choose_types(
         alpha_groups=by_group,
         objective=wanted.objective,  # type: ignore[arg-type]
         times=None if wanted.objective == "quality" else _times(out, material, build),
-        host_cap=_host_cap(wanted),
+        host_cap=_host_cap(wanted, material),
     )
     if wanted.output is not None:
         outcome.plan.save(wanted.output)
@@ -203,7 +203,7 @@ def as_json(outcome: Outcome, saved: Path | None) -> dict[str, Any]:
     """The ``quantization`` object of a ``plan`` document."""
     import msgspec
 
-    plan = msgspec.to_builtins(outcome.plan)
+    plan: dict[str, Any] = msgspec.to_builtins(outcome.plan)
     plan.pop("schema")
     return {
         **plan,
@@ -271,13 +271,15 @@ def _say_source(out: Output, setup: Setup, matrix: Imatrix | None) -> None:
         )
 
 
-def _host_cap(wanted: Wanted) -> int:
+def _host_cap(wanted: Wanted, material: Material) -> int:
     from browndwarf.hardware.devices import free_ram_mib
+    from browndwarf.plan.choice import smallest_beside
     from browndwarf.units import MIB, parse_bytes
 
     if wanted.host_bytes is not None:
         return parse_bytes(wanted.host_bytes)
-    return int(free_ram_mib() * MIB / HOST_SHARE)
+    share = int(free_ram_mib() * MIB / HOST_SHARE)
+    return max(share, smallest_beside(material.slots({})))
 
 
 def _workers() -> int:

@@ -123,6 +123,11 @@ def smallest(slots: Sequence[Slot]) -> int:
     return sum(min(s.costs.values()) for s in slots if s.place == "device")
 
 
+def smallest_beside(slots: Sequence[Slot]) -> int:
+    """The fewest bytes that all which is not on the device takes."""
+    return sum(min(s.costs.values()) for s in slots if s.place != "device")
+
+
 def largest(slots: Sequence[Slot]) -> int:
     """What the best types cost everywhere; more buys nothing."""
     return sum(
@@ -238,4 +243,5 @@ __all__ = [
     "largest",
     "make_slots",
     "smallest",
+    "smallest_beside",
 ]

@@ -32,6 +32,7 @@ from browndwarf.plan.choice import (
     largest,
     make_slots,
     smallest,
+    smallest_beside,
 )
 from browndwarf.plan.legal import DEFAULT_TYPES, legal_types, tensor_bytes
 from browndwarf.plan.loss import ErrorTable
@@ -129,14 +130,22 @@ class Material:
         Args:
             alphas: weight of every tensor's error; ``alpha_groups`` the same by group, for the
                 record.
-            host_cap: most bytes in RAM of tensors that are not on the device.
+            host_cap: most bytes in RAM of tensors that are not on the device; None for no cap.
 
         Raises:
-            CheckFailed: the budget is below the smallest possible.
+            CheckFailed: the budget, or the cap, is below the smallest possible.
         """
         copies = budget.limit_mib is not None
         slots = self.slots(alphas, times, copies=copies)
         available = int(budget.weights_mib * MIB)
+        least = smallest_beside(slots)
+        if host_cap is not None and host_cap < least:
+            raise CheckFailed(
+                "the tensors that stay in RAM do not fit the cap on it",
+                why=f"they take {format_bytes(least)} at least, {format_bytes(host_cap)} are "
+                "allowed",
+                fix="allow more with --host-bytes, or smaller types with --types",
+            )
         found = self._within(slots, available, host_cap, objective, copies)
         more = choose(slots, available + GIB, host_cap=host_cap)
         quality = None if objective == "quality" else choose(slots, available, host_cap=host_cap)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,6 @@ def working_build(folder: Path) -> Build:
     build = make_build(folder)
     fake_tools.install(build.server.parent)
     return build
+
+
+Act = Callable[..., None]

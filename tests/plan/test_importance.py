@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,10 @@ from browndwarf.plan.calibration import Text, default_text, read_texts
 from browndwarf.plan.importance import SHARE, Job, collect, next_size, segment_chunks
 from browndwarf.plan.importance_state import work_folder
 from fakes import behave
-from quantizing import small_model, working_build
+from quantizing import Act, small_model
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="fakes are POSIX scripts")
 pytestmark = posix
-Act = Callable[..., None]
 WORDS = Text(b"some words", ("a.txt",))
 
 
@@ -50,19 +48,6 @@ WORDS = Text(b"some words", ("a.txt",))
 def job(tmp_path: Path) -> Job:
     model = small_model(tmp_path / "model.gguf")
     return Job(model=model, dest=tmp_path / "model.imatrix.gguf", text=WORDS, ctx=512)
-
-
-@pytest.fixture
-def build(tmp_path: Path) -> Build:
-    return working_build(tmp_path / "build")
-
-
-@pytest.fixture
-def act(monkeypatch: pytest.MonkeyPatch) -> Act:
-    def go(**behaviour: Any) -> None:
-        monkeypatch.setenv("FAKE_LLAMA", behave(**behaviour)["FAKE_LLAMA"])
-
-    return go
 
 
 def parts(job: Job) -> Path:
@@ -205,6 +190,8 @@ def test_what_cannot_be_done_is_told_and_leaves_nothing(
         collect(build, changed(job, ctx=4096))
     with pytest.raises(UsageError, match="a folder"):
         collect(build, changed(job, dest=tmp_path))
+    with pytest.raises(UsageError, match="the source itself"):
+        collect(build, changed(job, dest=job.model, force=True))
     with pytest.raises(UsageError, match="MTP head"):
         collect(build, changed(job, model=demo.HEAD))
     job.dest.write_bytes(b"precious")

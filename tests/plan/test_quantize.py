@@ -38,29 +38,15 @@ from browndwarf.plan.inputs import type_lines
 from browndwarf.plan.quantization import QuantizationPlan
 from browndwarf.plan.quantize import run_plan, run_type
 from fakes import behave, make_build
-from quantizing import TENSORS, TYPES, imatrix_bytes, plan_for, small_model, working_build
+from quantizing import TENSORS, TYPES, Act, imatrix_bytes, plan_for, small_model
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="fakes are POSIX scripts")
 pytestmark = posix
-Act = Callable[..., None]
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return small_model(tmp_path / "source.gguf")
-
-
-@pytest.fixture
-def build(tmp_path: Path) -> Build:
-    return working_build(tmp_path / "build")
-
-
-@pytest.fixture
-def act(monkeypatch: pytest.MonkeyPatch) -> Act:
-    def go(**behaviour: Any) -> None:
-        monkeypatch.setenv("FAKE_LLAMA", behave(**behaviour)["FAKE_LLAMA"])
-
-    return go
 
 
 def test_a_plan_becomes_the_file_that_it_describes(build: Build, source: Path) -> None:

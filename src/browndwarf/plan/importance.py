@@ -34,6 +34,7 @@ from browndwarf.models.gguf import ModelInfo, fingerprint, read_model
 from browndwarf.models.imatrix import Coverage, Imatrix, check_imatrix, read_imatrix
 from browndwarf.plan.calibration import Text
 from browndwarf.plan.importance_state import Identity, State, clear, interrupted_run, work_folder
+from browndwarf.plan.inputs import check_dest
 
 TOKENS_PER_PASS = 2048
 """llama-imatrix puts as many chunks into one pass as this holds."""
@@ -309,29 +310,4 @@ def _check(job: Job, info: ModelInfo) -> None:
             why=f"it was trained with {info.context_length} tokens",
             fix="use --ctx 512",
         )
-    if job.dest.is_dir():
-        raise UsageError(f"{job.dest} is a folder", fix="name a file: --output NAME.gguf")
-    if job.dest.exists() and not job.force:
-        raise UsageError(
-            f"{job.dest} exists already",
-            why="a file is never overwritten unasked",
-            fix="name another file with --output, or add --force",
-        )
-
-
-def _whole(path: Path, folder: Path, info: ModelInfo) -> Imatrix:
-    try:
-        return read_imatrix(path)
-    except BadModelFile as exc:
-        expected = 4 * sum(t.shape[0] for t in info.tensors if len(t.shape) > 1)
-        if shutil.disk_usage(folder).free < max(expected, 1 << 20):
-            raise DiskFull(
-                "llama-imatrix could not write its result: no space left",
-                why=f"{exc.what} ({exc.why})",
-                fix="free some space and run the same command again; what was finished is kept",
-            ) from exc
-        raise ToolFailed(
-            "llama-imatrix wrote no sound importance matrix",
-            why=f"{exc.what}: {exc.why}",
-            fix="try another build of llama.cpp, or report this",
-        ) from exc
+    check_dest(job.dest, info, None, job.force)

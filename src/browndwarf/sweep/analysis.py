@@ -248,10 +248,10 @@ def _standing(pairs: list[_Pair], disqualifying: Collection[str], pace: Pace) ->
 def _times(cells: list[CellRecord], workload: str, pace: Pace) -> dict[tuple[str, int], float]:
     """Milliseconds per token of each request, by prompt and repeat."""
     return {
-        (t.prompt_id, t.repeat): pace.ms_per_token(t)
+        (t.prompt_id, t.repeat): ms
         for c in cells
         if c.workload == workload
-        for t in c.traces
+        for t, ms in pace.ms_per_token(c)
     }
 
 

@@ -95,7 +95,7 @@ def test_a_turn_costs_what_it_added(store: SessionStore) -> None:
 
 def test_a_short_turn_over_wide_windows_saves_only_its_tokens(store: SessionStore) -> None:
     form: dict[str, object] = {"window": 400, "rows": (256,) * 4}
-    first = snapshot(600, **form)
+    first = snapshot(600, 1, **form)
     whole = store.save("anna", first, FINGERPRINT)
     later = grown(first, 700, 2, **form)
     turn = store.save("anna", later, FINGERPRINT)

@@ -234,6 +234,8 @@ def test_another_models_save_starts_anew(store: SessionStore) -> None:
 def test_unsafe_names_are_refused(store: SessionStore, name: str) -> None:
     with pytest.raises(UsageError):
         store.save(name, snapshot(10), FINGERPRINT)
+    with pytest.raises(UsageError):
+        store.has(name)
     assert not store.folder.exists() or not list(store.folder.iterdir())
 
 
@@ -241,6 +243,8 @@ def test_listing_and_deletion(store: SessionStore) -> None:
     assert store.list() == []
     for name in ("anna", "Ben 2", "c-3.x"):
         store.save(name, snapshot(10), FINGERPRINT)
+    assert store.has("anna")
+    assert not store.has("dora")
     (store.folder / "anna" / "manifest").write_bytes(b"rubbish")
     listed = {info.name: info for info in store.list()}
     assert set(listed) == {"anna", "Ben 2", "c-3.x"}

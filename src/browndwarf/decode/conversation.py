@@ -176,7 +176,7 @@ class Conversation:
             RunChanged, RunFormatError: the state does not fit or is damaged.
         """
         name, llm = self.name, self._llm
-        if name is None or not any(info.name == name for info in self._store.list()):
+        if name is None or not self._store.has(name):
             return False
         try:
             snapshot = self._store.load(name, llm.fingerprint)

@@ -203,6 +203,14 @@ class SessionStore:
         folders.sort(key=lambda p: -(p / "manifest").stat().st_mtime)
         return [self._info(folder) for folder in folders]
 
+    def has(self, name: str) -> bool:
+        """Whether there is a session of that name, sound or not.
+
+        Raises:
+            UsageError: the name is not safe.
+        """
+        return (self._file(name).folder / "manifest").is_file()
+
     def delete(self, name: str) -> None:
         """Remove a session.
 

@@ -170,7 +170,8 @@ class FactorModel:
         return self._interval(1e3 * length / cycle, error)
 
     def _interval(self, speed: float, relative: float) -> Prediction:
-        spread = math.exp(Z90 * relative)
+        # What is predicted is a measurement, with a measurement's noise.
+        spread = math.exp(Z90 * math.hypot(relative, self.pace.noise))
         reference = self.pace.reference
         return Prediction(
             decode_tok_s=speed, low=speed / spread, high=speed * spread, probe_ms=reference
@@ -234,7 +235,7 @@ class FactorModel:
             {b: (float(solved[2 + len(heads) + i]),) for i, b in enumerate(bases)}
         )
         residual = matrix @ solved - target
-        spare = max(len(values) - min(len(values) - 1, 3), 1)
+        spare = max(len(values) - width, 1)
         self.error = max(LEAST_ERROR, float(np.sqrt((residual**2).sum() / spare)))
 
 

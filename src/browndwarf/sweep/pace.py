@@ -30,6 +30,8 @@ from browndwarf.records import CellRecord, RequestTrace
 TOLD = 0.25
 #: An answer so many times beyond the run's 10th or 90th percentile was disturbed itself.
 STRAY = 1.4
+#: More scatter than this is accidents, and no property of the machine.
+LARGEST_NOISE = 0.1
 #: An exponent above this would believe the probe more than it can know.
 LARGEST_EXPONENT = 1.2
 
@@ -45,7 +47,8 @@ class Pace:
     """How the machine's speed changed over these cells.
 
     ``reference`` is the probe's time that figures are evened out to: the median over the cells
-    unless it is given. Cells without a probe stay as they are.
+    unless it is given. Cells without a probe stay as they are. ``noise`` is by how much, relative,
+    evened cycles of one configuration still differ from cell to cell.
     """
 
     def __init__(self, cells: Iterable[CellRecord], *, reference: float | None = None) -> None:
@@ -55,6 +58,7 @@ class Pace:
         self._probes = [ms for ms in answers if self._low <= ms <= self._high]
         self.exponent = self._fitted([c for c in usable if _probed(c)])
         self.reference = reference or (statistics.median(self._probes) if self._probes else 0.0)
+        self.noise = self._scatter(usable)
 
     @property
     def span(self) -> float:
@@ -117,6 +121,20 @@ class Pace:
             found.append(statistics.median(near) if near else other)
         return found
 
+    def _scatter(self, cells: Sequence[CellRecord]) -> float:
+        by_configuration: dict[str, list[float]] = {}
+        for cell in cells:
+            cycle = self.cycle_ms(cell)
+            if cycle:
+                by_configuration.setdefault(_settings(cell), []).append(math.log(cycle))
+        apart = [
+            value - statistics.median(values)
+            for values in by_configuration.values()
+            if len(values) > 2
+            for value in values
+        ]
+        return min(statistics.pstdev(apart), LARGEST_NOISE) if len(apart) > 2 else 0.0
+
     def _fitted(self, cells: Sequence[CellRecord]) -> float:
         """How a cycle's time follows the probe's: 0 not at all, 1 in proportion.
 
@@ -131,7 +149,7 @@ class Pace:
                 sound = self._low <= trace.probe_ms <= self._high
                 if sound and trace.predicted_ms > 0 and trace.cycles:
                     by_repeat.setdefault(trace.repeat, []).append(trace)
-            points = by_configuration.setdefault(repr(sorted(cell.options.items())), [])
+            points = by_configuration.setdefault(_settings(cell), [])
             for traces in by_repeat.values():
                 probe = statistics.median(t.probe_ms for t in traces)
                 cycle = math.fsum(t.predicted_ms for t in traces) / sum(t.cycles for t in traces)
@@ -150,6 +168,10 @@ def _probed(cell: CellRecord) -> bool:
     the wall."""
     single = int(cell.options.get("parallel", 1)) == 1
     return single and bool(cell.traces) and all(t.probe_ms for t in cell.traces)
+
+
+def _settings(cell: CellRecord) -> str:
+    return repr(sorted(cell.options.items()))
 
 
 def _bounds(answers: Sequence[float]) -> tuple[float, float]:

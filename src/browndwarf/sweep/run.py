@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -35,6 +36,7 @@ from browndwarf.sweep.search import (
     estimates,
     exploration_cells,
     explored_groups,
+    finalists,
     next_step,
 )
 from browndwarf.sweep.served import Engine, Observer, Quiet, Served
@@ -191,9 +193,9 @@ class _Walk:
         if not self._plan.fast:
             cells = grid(self._store.cells())
             return to_confirm(analyse(cells, allow_busy=self._plan.allow_busy))
-        ranked = [e for e in self._estimates() if self._may_fit(e.configuration)][:CONFIRMED]
-        wanted = {e.configuration.baseline(): None for e in ranked}
-        wanted |= {e.configuration: None for e in ranked}
+        fitting = (c for c in finalists(self._estimates()) if self._may_fit(c))
+        chosen = list(itertools.islice(fitting, CONFIRMED))
+        wanted = {c.baseline(): None for c in chosen} | dict.fromkeys(chosen)
         return tuple(wanted) if len(wanted) > 1 else ()
 
     def _may_fit(self, configuration: Configuration) -> bool:

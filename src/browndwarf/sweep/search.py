@@ -86,11 +86,26 @@ def next_step(
     if not ranked:
         return None
     best = ranked[0]
-    for rival in sorted(ranked, key=lambda e: -e.high):
+    # Heads differ less than depths do, so a depth that was never measured settles more.
+    known = {_depth(configuration_of(c)) for c in cells if c.status == "ok"}
+    for rival in sorted(ranked, key=lambda e: (_depth(e.configuration) in known, -e.high)):
         missing = tuple(w for w in workloads if (rival.configuration.key(), w) not in tried)
         if missing and rival.high >= best.low:
             return Step(_job(rival.configuration), missing)
     return None
+
+
+def finalists(ranked: Sequence[Estimate]) -> list[Configuration]:
+    """Whom to confirm first: the fastest of each group and n_max, then the others in order."""
+    first: dict[object, Configuration] = {}
+    for estimate in ranked:
+        first.setdefault(_depth(estimate.configuration), estimate.configuration)
+    rest = [e.configuration for e in ranked if e.configuration not in first.values()]
+    return [*first.values(), *rest]
+
+
+def _depth(configuration: Configuration) -> tuple[Configuration, int]:
+    return configuration.baseline(), configuration.n_max
 
 
 def exploration_cells(axes: Axes, workloads: Sequence[str]) -> int:

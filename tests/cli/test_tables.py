@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from browndwarf.cli import tables
+from browndwarf.cli import sweep_view, tables
 from browndwarf.errors import RequestFailed
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse
+from browndwarf.sweep.laws import check
 from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.store import RunStore
 from fake_sweep import FakeEngine, FakeQuiet, FakeServed, plan
@@ -79,3 +81,27 @@ def test_the_table_keeps_its_figures_in_any_width(
     if width >= 80:
         assert "1.82" in text
         assert f"{winner.speed:.0f}" in text
+
+
+def test_a_single_run_has_no_spread_to_show(tmp_path: Path) -> None:
+    base = plan()
+    settings = msgspec.structs.replace(base.settings, repeats=1, prompts=1)
+    with RunStore.create(tmp_path / "r", plan={}, identity={}) as store:
+        one = msgspec.structs.replace(base, settings=settings)
+        cells = asyncio.run(run_sweep(one, store, FakeEngine(), FakeQuiet()))
+    console = Console(width=140, record=True, file=io.StringIO())
+    verdict = analyse([c for c in cells if c.role != "baseline-again"])
+    console.print(tables.standings_table(verdict, ["prose", "code"], width=140))
+    text = console.export_text() + "\n".join(tables.story(verdict))
+    assert "one run: no spread" in text
+    assert "inf" not in text
+
+
+def test_findings_and_a_changing_machine_are_told(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", lambda _: None)
+    laws = check(cells)
+    lines = sweep_view.law_lines(laws)
+    assert len(lines) == 1 + len(laws)
+    assert any("add --layers" in line and "not measured: not" not in line for line in lines)
+    pace = analyse(cells).pace
+    assert sweep_view.pace_line(pace) == []

@@ -59,3 +59,9 @@ def test_a_batch_reads_only_the_experts_that_it_uses(tmp_path: Path) -> None:
     assert times(experts, "Q4_K") == pytest.approx(0.5 * 32.768 * 4 * 8 / 128)
     assert times(plain, "Q4_K") == pytest.approx(0.5 * 0.256)
     assert times(plain, "F16") == pytest.approx(1.0 * 16 / 8.5 * 0.256)
+
+
+@pytest.mark.engine
+def test_the_real_bench_can_run_what_is_timed(engine_build: Build) -> None:
+    costs = measure_costs(engine_build, ["Q4_0"], batch=2, device="cpu", layers=0, threads=1)
+    assert 0.001 < costs["Q4_0"] < 10

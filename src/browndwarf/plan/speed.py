@@ -35,7 +35,7 @@ from browndwarf.models.gguf import ModelInfo, Tensor, read_model
 from browndwarf.models.hollow import HollowShape, write_hollow
 
 REPETITIONS = 5
-_PROBE = HollowShape("llama", 2, 2048, 8192, 16, (4, 4), (128, 128), 256, tied=False)
+_PROBE = HollowShape("llama", 2, 2048, 8192, 16, (4, 4), (128, 128), 2048, tied=False)
 """Some 120 million weights: more than a CPU's caches hold, in every type."""
 
 

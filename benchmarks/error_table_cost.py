@@ -5,7 +5,7 @@ processes: all CPU seconds of these processes (Python's start, reading, dequanti
 over those spent inside ``ggml_quantize_chunk``. Goals: at most 1.3, and a peak of memory below
 1 GiB in every process.
 
-    python benchmarks/error_table_cost.py [--repeats 3] [--layers 2]
+    python benchmarks/error_table_cost.py [--repeats 3] [--layers 4]
 
 The last line of output is one JSON document.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -62,19 +63,34 @@ def once(path: Path) -> dict[str, float]:
     }
 
 
+def again(*arguments: str) -> str:
+    """This script in a process of its own: memory is counted by process, and what wrote the model
+    must not count."""
+    command = [sys.executable, __file__, *arguments]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--write", type=Path, help="only write the model into this folder")
+    parser.add_argument("--measure", type=Path, help="only measure this file, once")
     args = parser.parse_args()
-    shape = PairShape(
-        width=3840, layers=args.layers, ff=15360, heads=16, kv_heads=8, head_full=512,
-        head_sliding=256, vocab=4096,
-    )  # fmt: skip
+    if args.write:
+        shape = PairShape(
+            width=3840, layers=args.layers, ff=15360, heads=16, kv_heads=8, head_full=512,
+            head_sliding=256, vocab=4096,
+        )  # fmt: skip
+        print(write_pair(args.write, shape)[0])
+        return
+    if args.measure:
+        print(json.dumps(once(args.measure)))
+        return
     with tempfile.TemporaryDirectory(prefix="browndwarf-cost-") as folder:
-        target, _ = write_pair(Path(folder), shape)
-        runs = [once(target) for _ in range(args.repeats)]
+        target = again("--write", folder, "--layers", str(args.layers)).strip()
+        runs = [json.loads(again("--measure", target)) for _ in range(args.repeats)]
     for run in runs:
         print(", ".join(f"{name} {value:.3g}" for name, value in run.items()))
     ratios = sorted(run["ratio"] for run in runs)

@@ -13,7 +13,18 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import platformdirs
+
 from browndwarf.errors import DiskFull, StorageError
+
+
+def cache_folder(name: str) -> Path:
+    """The folder of one kind of cached thing, safe to delete at any time; it may not exist yet.
+
+    It lies below ``BROWNDWARF_CACHE``, or the user's cache folder of this system.
+    """
+    root = os.environ.get("BROWNDWARF_CACHE") or platformdirs.user_cache_dir("browndwarf")
+    return Path(root) / name
 
 
 @contextlib.contextmanager

@@ -181,9 +181,9 @@ def _files(
 ) -> tuple[Path, Path | None]:
     """The files of target and head; a shape's are headers without weights, in the cache."""
     from browndwarf.errors import UsageError
+    from browndwarf.files import cache_folder
     from browndwarf.models import filled
     from browndwarf.models.resolve import resolve_model
-    from browndwarf.sweep.sources import cache_folder
 
     if (model is None) == (synthetic is None):
         raise UsageError(
@@ -200,7 +200,7 @@ def _files(
             fix="leave it out",
         )
     name, _, type_name = synthetic.partition(":")
-    return filled.headers(cache_folder() / "headers", name, type_name or "Q4_K")
+    return filled.headers(cache_folder("headers"), name, type_name or "Q4_K")
 
 
 def _layers(text: str) -> int | None:

@@ -10,12 +10,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import platformdirs
-
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build
 from browndwarf.engine.quantizer import quantize
-from browndwarf.files import storage_errors
+from browndwarf.files import cache_folder, storage_errors
 from browndwarf.models.gguf import fingerprint
 from browndwarf.plan import probe
 from browndwarf.plan.calibration import Text, default_text, read_texts
@@ -111,5 +109,5 @@ def _place(material: Material, words: Text, run: Run) -> Path:
             material.engine_sha,
         )
     )
-    folder = Path(platformdirs.user_cache_dir("browndwarf")) / "alphas"
+    folder = cache_folder("alphas")
     return folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"

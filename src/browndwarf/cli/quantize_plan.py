@@ -135,9 +135,10 @@ def choose_types(
         CheckFailed: not even the smallest types fit.
     """
     from browndwarf.cli.steps import Steps
+    from browndwarf.files import cache_folder
     from browndwarf.models.imatrix import check_imatrix, read_imatrix
     from browndwarf.plan.legal import DEFAULT_TYPES, parse_types
-    from browndwarf.plan.loss import ErrorTable, cache_folder
+    from browndwarf.plan.loss import ErrorTable
     from browndwarf.plan.planner import gather, retyped
 
     matrix, sha = None, None
@@ -147,7 +148,7 @@ def choose_types(
         sha = _sha256(wanted.imatrix)
     _say_source(out, setup, matrix)
     budget = weights_budget(setup, limit, compute, wanted.device_bytes)
-    table = ErrorTable(setup.target, matrix, sha or "", cache_folder())
+    table = ErrorTable(setup.target, matrix, sha or "", cache_folder("errors"))
     with Steps(out, "measuring errors, percent") as steps:
         material = gather(
             build,
@@ -240,8 +241,9 @@ def _alphas(
 
 
 def _times(out: Output, material: Material, build: Build) -> Times:
+    from browndwarf.files import cache_folder
     from browndwarf.hardware.devices import machine
-    from browndwarf.plan.speed import batch_times, cache_folder, measure_costs
+    from browndwarf.plan.speed import batch_times, measure_costs
 
     setup = material.setup
     kinds = sorted({kind for kinds in material.options.values() for kind in kinds} - {"F16"})
@@ -252,7 +254,7 @@ def _times(out: Output, material: Material, build: Build) -> Times:
         batch=batch,
         device=f"{setup.backend}|{machine().cpu}",
         layers=0 if setup.on_cpu else None,
-        folder=cache_folder(),
+        folder=cache_folder("speed"),
         on_type=lambda kind: out.note(f"timing a batch of {batch} in {kind}"),
     )
     return batch_times(setup.target, costs, batch=batch)

@@ -24,9 +24,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from browndwarf.engine import faults
+from browndwarf.files import cache_folder
 
 PROBE_TIMEOUT_S = 20.0
 
@@ -265,7 +265,7 @@ def cached_probe(server: Path, *, cache_dir: Path | None = None) -> Probe:
     Raises:
         ProbeFailure: as ``run_probe``; failures are not remembered.
     """
-    folder = cache_dir or platformdirs.user_cache_path("browndwarf") / "probe"
+    folder = cache_dir or cache_folder("probe")
     entry = folder / f"{_fingerprint(server)}.json"
     with contextlib.suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(entry.read_bytes(), type=Probe)

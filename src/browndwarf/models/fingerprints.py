@@ -20,9 +20,8 @@ import os
 import tempfile
 from pathlib import Path
 
-import platformdirs
-
 from browndwarf.errors import ModelNotFound
+from browndwarf.files import cache_folder
 from browndwarf.models.info import model_parts
 from browndwarf.units import GIB, KIB, MIB
 
@@ -80,7 +79,7 @@ def _key(parts: list[Path]) -> str:
 
 
 def _cache_file() -> Path:
-    return Path(platformdirs.user_cache_dir("browndwarf")) / "fingerprints.json"
+    return cache_folder("fingerprints") / "known.json"
 
 
 def _load() -> dict[str, str]:

@@ -18,7 +18,7 @@ Not covered: errors that one tensor's quantization causes in the next; sums of e
 them (docs/quantization.md).
 
 Example:
-    table = ErrorTable(model, imatrix, imatrix_sha, cache_folder())
+    table = ErrorTable(model, imatrix, imatrix_sha, cache_folder("errors"))
     errors = table.measure({"blk.0.ffn_down.weight": ["Q4_K", "Q3_K"]})
 """
 
@@ -33,7 +33,6 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import platformdirs
 from numpy.typing import NDArray
 
 from browndwarf.engine.native_quant import load_quantizer
@@ -179,11 +178,6 @@ class ErrorTable:
         return found
 
 
-def cache_folder() -> Path:
-    """Where error tables are kept; safe to delete at any time."""
-    return Path(platformdirs.user_cache_dir("browndwarf")) / "errors"
-
-
 def _load(path: Path | None) -> _Kept:
     if path is not None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
@@ -203,4 +197,4 @@ def _save(path: Path | None, kept: _Kept) -> None:
         atomic_write(path, msgspec.json.encode(merged))
 
 
-__all__ = ["SAMPLE_ROWS", "ErrorTable", "Errors", "Importance", "cache_folder"]
+__all__ = ["SAMPLE_ROWS", "ErrorTable", "Errors", "Importance"]

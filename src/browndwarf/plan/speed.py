@@ -24,7 +24,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from browndwarf.engine.locate import Build
 from browndwarf.engine.tools import bench
@@ -96,11 +95,6 @@ def batch_times(
         return used * tensor.elements / 1e6 * cost
 
     return time_of
-
-
-def cache_folder() -> Path:
-    """Where costs are kept; safe to delete at any time."""
-    return Path(platformdirs.user_cache_dir("browndwarf")) / "speed"
 
 
 def _measure(

@@ -24,12 +24,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import platformdirs
 
 from browndwarf.engine.locate import Build
 from browndwarf.engine.toolrun import need_file
 from browndwarf.errors import DiskFull, UsageError
-from browndwarf.files import storage_errors
+from browndwarf.files import cache_folder, storage_errors
 from browndwarf.models.gguf import fingerprint, read_model
 from browndwarf.quality.perplexity import (
     Comparison,
@@ -95,11 +94,6 @@ def base_bytes(*, n_chunks: int, ctx: int, vocab: int) -> int:
     return _HEADER.size + 4 * n_chunks * ctx + n_chunks * (ctx - 1 - ctx // 2) * row
 
 
-def cache_folder() -> Path:
-    """Where logits are kept; safe to delete at any time."""
-    return Path(platformdirs.user_cache_dir("browndwarf")) / "logits"
-
-
 def measure_kld(
     build: Build,
     model: Path,
@@ -142,7 +136,7 @@ def measure_kld(
         msgspec.structs.replace(run, kv=reference_kv),
         size=base_bytes(n_chunks=n_chunks, ctx=run.ctx, vocab=theirs.vocab),
         header=(run.ctx, theirs.vocab, n_chunks),
-        folder=cache or cache_folder(),
+        folder=cache or cache_folder("logits"),
         on_note=on_note,
         cancel=cancel,
     )

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
-import platformdirs
 
 from browndwarf.errors import UsageError
-from browndwarf.files import storage_error
+from browndwarf.files import cache_folder, storage_error
 from browndwarf.units import GIB, parse_bytes
 
 #: What llama-quantize accepts and what a sweep may therefore ask for.
@@ -86,12 +85,6 @@ def _canonical(type_name: str) -> str:
     return _SAME_AS.get(type_name, type_name)
 
 
-def cache_folder() -> Path:
-    """Where quantized files are kept: ``BROWNDWARF_CACHE``, or the user's cache folder."""
-    named = os.environ.get("BROWNDWARF_CACHE")
-    return Path(named) if named else Path(platformdirs.user_cache_dir("browndwarf"))
-
-
 def variant_path(
     source: Source, type_name: str, engine_sha: str, cache: Path | None = None
 ) -> Path:
@@ -100,7 +93,7 @@ def variant_path(
         return Path(source.path)
     if source.shape is not None:
         return Path(source.path).with_name(f"{source.shape}-{source.role}-{type_name}.gguf")
-    folder = cache or cache_folder() / "variants"
+    folder = cache or cache_folder("variants")
     digest = source.fingerprint.removeprefix("sha256:")[:16]
     return folder / f"{Path(source.path).stem}-{digest}-{engine_sha[:9] or 'x'}-{type_name}.gguf"
 

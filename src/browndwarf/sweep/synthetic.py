@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from browndwarf.files import cache_folder
 from browndwarf.models import filled
 from browndwarf.models.gguf import fingerprint
 from browndwarf.sweep import sources
@@ -57,7 +58,7 @@ class Synthetic(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_shape(shape: str, role: filled.Role, type_name: str) -> Source:
     """The source of a named shape's files; all its types are written and none is quantized."""
-    folder = sources.cache_folder() / "synthetic"
+    folder = cache_folder("synthetic")
     return Source(
         path=str(folder / f"{shape}-{role}-{type_name}.gguf"),
         type=type_name,
@@ -70,7 +71,7 @@ def of_shape(shape: str, role: filled.Role, type_name: str) -> Source:
 def of_header(path: str) -> Path:
     """Where the random file with this file's header is kept."""
     digest = fingerprint(path).removeprefix("sha256:")[:16]
-    return sources.cache_folder() / "synthetic" / f"{Path(path).stem}-{digest}-random.gguf"
+    return cache_folder("synthetic") / f"{Path(path).stem}-{digest}-random.gguf"
 
 
 def paths(spec: Synthetic, target_type: str, head_type: str) -> tuple[str, str | None]:

@@ -219,11 +219,12 @@ class CacheKeeper:
 
     def _checkpoint(self, slot: Slot) -> None:
         size = self.target.state_bytes(slot.seq, PARTIAL)
-        if size > self.options.checkpoint_mib * MIB / _KEEP_CHECKPOINTS:
+        keep = min(_KEEP_CHECKPOINTS, self.options.checkpoint_mib * MIB // max(size, 1))
+        if not keep:
             return
         state = self.target.save(slot.seq, PARTIAL)
         slot.checkpoints.append(Checkpoint(slot.kept, state, slot.rows[slot.n_rows - 1].copy()))
-        del slot.checkpoints[:-_KEEP_CHECKPOINTS]
+        del slot.checkpoints[:-keep]
 
     def repair(self, slot: Slot) -> None:
         """After a fault in mid-step: make caches and tokens agree again."""

@@ -321,6 +321,8 @@ class _Walk:
         self._measured += 1
         self._generating += cell.generating_s
         self._overhead()
+        # A run that goes on by newer rules can confirm more than was counted.
+        self._total = max(self._total, len(self._have))
         left = self._total - len(self._have)
         pace = (time.perf_counter() - self._clock) / self._measured
         self._listen(CellDone(cell, len(self._have), self._total, pace * left))

@@ -41,7 +41,7 @@ CONTEXTS = (2048, 8192, 32768)
 SLOTS = ((1, False), (4, False), (4, True))
 KV_TYPES = ("f16", "q8_0", "q4_0")
 UBATCHES = (256, 512)
-LAYERS = {"gemma4": 12, "qwen35": 8, "llama": 8}
+LAYERS = {"gemma4": 12, "qwen35": 8, "qwen35moe": 8, "llama": 8}
 VOCABULARY = 32768
 # No warm-up and no prefetch (--numa): only the allocation is looked at. No repacking but in the
 # first setting of a shape: it takes long, and its bytes depend on none of the axes.

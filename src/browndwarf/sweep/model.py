@@ -138,7 +138,9 @@ class FactorModel:
     ) -> None:
         self.pace = pace or Pace(cells)
         usable = [c for c in cells if c.cycle_ms and trusted(c, allow_busy)]
-        self._steps = Effects(_baseline_steps(usable, self.pace))
+        steps = _baseline_steps(usable, self.pace)
+        self._counts = {base: len(values) for base, values in steps.items()}
+        self._steps = Effects({b: (math.fsum(v) / len(v),) for b, v in steps.items()})
         bases = {configuration_of(c).baseline() for c in cells}
         self._curves = Effects(
             {b: tuple(curve) for b in bases if (curve := curves.get(b.group_label()))}
@@ -157,8 +159,10 @@ class FactorModel:
         if configuration.parallel != 1 or step is None:
             return None
         unseen = 0.0 if self._steps.measured(base) else UNSEEN_ERROR
+        # The plain step is a mean of measurements, each with the noise of one.
+        shared = self.pace.noise / math.sqrt(self._counts.get(base, 1))
         if not configuration.speculative:
-            return self._interval(1e3 / step[0], math.hypot(self.error, unseen))
+            return self._interval(1e3 / step[0], math.hypot(self.error, unseen, shared))
         key = head_key(configuration)
         profile = self._profiles.get((key, workload)) or self._any_head.get((None, workload))
         cycle = self.cycle_ms(configuration)
@@ -166,7 +170,9 @@ class FactorModel:
             return None
         length, deviation = profile.length(configuration.n_max)
         guess = 0.0 if (key, workload) in self._profiles else self._guess_error
-        error = math.hypot(deviation / length, self.error, guess, unseen)
+        # And the batch curve, where there is one, is a measurement too.
+        curve = self.pace.noise if self._curves.of(base) else 0.0
+        error = math.hypot(deviation / length, self.error, guess, unseen, shared, curve)
         return self._interval(1e3 * length / cycle, error)
 
     def _interval(self, speed: float, relative: float) -> Prediction:
@@ -242,13 +248,13 @@ class FactorModel:
 def _baseline_steps(
     cells: Sequence[CellRecord], pace: Pace
 ) -> dict[Configuration, tuple[float, ...]]:
-    """Milliseconds of a plain step, per group: the mean over its baseline cells."""
+    """Milliseconds of a plain step in each of a group's baseline cells."""
     sums: dict[Configuration, list[float]] = {}
     for cell in cells:
         cycle = pace.cycle_ms(cell)
         if cell.head_type is None and cycle:
             sums.setdefault(configuration_of(cell), []).append(cycle)
-    return {base: (math.fsum(values) / len(values),) for base, values in sums.items()}
+    return {base: tuple(values) for base, values in sums.items()}
 
 
 def _profiles(

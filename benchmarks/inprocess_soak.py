@@ -13,6 +13,8 @@ is one JSON document; ``rss_mib`` in it are the sizes from the warm-up's end to 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -68,6 +70,16 @@ def reach(llm: LLM) -> None:
             stream.run()
 
 
+def sample(process: psutil.Process, sizes: list[int], held: list[int]) -> None:
+    """Resident memory as it is, and without the free pieces that glibc's allocator keeps: those
+    grow slowly by fragmentation and say nothing of a leak."""
+    gc.collect()
+    sizes.append(process.memory_info().rss)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    held.append(process.memory_info().rss)
+
+
 def run(args: argparse.Namespace) -> dict[str, object]:
     """The embedded pair, then the recurrent model."""
     started = time.monotonic()
@@ -92,6 +104,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
                 sessions=Path(name) / kind,
             ) as llm:
                 sizes: list[int] = []
+                held: list[int] = []
                 pointers: dict[str, int] = {}
                 reach(llm)
                 for i in range(args.warm_up + args.turns):
@@ -99,18 +112,18 @@ def run(args: argparse.Namespace) -> dict[str, object]:
                         gc.collect()
                         pointers = live_pointers()
                     if i >= args.warm_up and (i - args.warm_up) % max(1, args.turns // 10) == 0:
-                        sizes.append(process.memory_info().rss)
+                        sample(process, sizes, held)
                         print(f"{kind} {i} {sizes[-1] / 2**20:.2f} MiB", file=sys.stderr)
                     what = shift(llm, chance) if i % 20 == 19 else turn(llm, chance)
                     counts[what] = counts.get(what, 0) + 1
-                gc.collect()
-                sizes.append(process.memory_info().rss)
+                sample(process, sizes, held)
                 rows.append(
                     {
                         "head": kind,
                         "turns": args.turns,
-                        "memory_growth": round(sizes[-1] / sizes[0] - 1, 5),
+                        "memory_growth": round(held[-1] / held[0] - 1, 5),
                         "rss_mib": [round(size / 2**20, 2) for size in sizes],
+                        "held_mib": [round(size / 2**20, 2) for size in held],
                         "pointers_before": pointers,
                         "pointers_after": live_pointers(),
                     }

@@ -309,3 +309,24 @@ def test_where_the_user_allows_a_busy_machine_the_best_disturbed_one_wins(tmp_pa
         assert winner.confirmed
         assert winner.configuration.n_max == 1
         assert set(winner.by_workload) == {"prose", "code"}
+
+
+def test_a_disturbed_pass_is_left_out_where_the_other_was_quiet(tmp_path: Path) -> None:
+    """Someone compiles while the baseline of pass a is measured: pass b speaks alone."""
+    the_plan = msgspec.structs.replace(plan(n_max=(1,)), confirm=True, allow_busy=True)
+    cells = sweep(tmp_path / "r", the_plan, FakeEngine())
+    quiet = analyse(cells, allow_busy=True).winner
+    assert quiet is not None
+
+    def slowed(cell: CellRecord) -> CellRecord:
+        if cell.role != "confirm-a" or cell.head_type is not None:
+            return cell
+        traces = tuple(
+            msgspec.structs.replace(t, predicted_ms=t.predicted_ms * 5) for t in cell.traces
+        )
+        return msgspec.structs.replace(cell, marks=("busy",), traces=traces)
+
+    winner = analyse([slowed(c) for c in cells], allow_busy=True).winner
+    assert winner is not None
+    assert winner.speedup.mean == pytest.approx(quiet.speedup.mean, rel=0.05)
+    assert winner.speedup.high < 1.5 * quiet.speedup.mean

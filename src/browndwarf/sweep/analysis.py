@@ -149,6 +149,11 @@ class _Pair:
     confirmed: bool
     pace: Pace
 
+    @property
+    def busy(self) -> bool:
+        """Whether others used the machine while one of the arms was measured."""
+        return any("busy" in c.marks for c in (*self.members, *self.baseline))
+
     def times(self, workload: str) -> tuple[list[float], list[float]]:
         """Milliseconds per token of baseline and configuration, request by request."""
         mine = _times(self.members, workload, self.pace)
@@ -159,7 +164,12 @@ class _Pair:
 
 def _pairs(members: list[CellRecord], baseline: list[CellRecord], pace: Pace) -> list[_Pair]:
     """Both confirming passes where they are whole; else the grid's cells against the baseline
-    at the start and, where it was measured, at the end."""
+    at the start and, where it was measured, at the end. Of two, a disturbed one is left out."""
+    found = _all_pairs(members, baseline, pace)
+    return [pair for pair in found if not pair.busy] or found
+
+
+def _all_pairs(members: list[CellRecord], baseline: list[CellRecord], pace: Pace) -> list[_Pair]:
     passes = [
         _Pair(
             [c for c in members if c.role == role],

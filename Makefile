@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test check style engine setup docs clean
 
 demo: engine
-	$(BIN)/browndwarf demo
+	$(BIN)/browndwarf demo $(ARGS)
 
 test: style engine
 	$(BIN)/python -m pytest

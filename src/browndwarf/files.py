@@ -27,6 +27,28 @@ def cache_folder(name: str) -> Path:
     return Path(root) / name
 
 
+def place(partial: Path, dest: Path, *, overwrite: bool) -> None:
+    """Give a finished file its name; without ``overwrite`` never in another file's place, even
+    if that one came a moment ago.
+
+    Raises:
+        FileExistsError: ``dest`` is there and may not be replaced.
+        OSError: as the operating system says.
+    """
+    if not overwrite:
+        try:
+            os.link(partial, dest)
+        except FileExistsError:
+            raise
+        except OSError as exc:  # a file system without links
+            if dest.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(dest)) from exc
+        else:
+            partial.unlink(missing_ok=True)
+            return
+    partial.replace(dest)
+
+
 @contextlib.contextmanager
 def storage_errors(path: Path, doing: str) -> Iterator[None]:
     """Translate the operating system's refusals about ``path`` into StorageError or DiskFull.

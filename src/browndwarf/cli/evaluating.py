@@ -122,7 +122,11 @@ def perplexities(words: Texts, out: Output) -> list[PplRecord]:
 def divergences(words: Texts, reference: str, reference_kv: str, out: Output) -> list[KldRecord]:
     """A record for each context and KV type."""
     build = _engine(words.llama_dir, words.docker)
-    model, base, text = resolve_model(words.model), resolve_model(reference), _text(words)
+    model, base, text = (
+        resolve_model(words.model),
+        resolve_model(reference),
+        _text(words, reference),
+    )
     records = []
     for run in words.runs:
         out.note(f"{model.name} against {base.name}, KV {run.kv}, {run.ctx} tokens a chunk")
@@ -290,10 +294,10 @@ def _engine(llama_dir: str | None, docker: str | None, *, need: str | None = Non
     return choose_build(builds, frozenset({need} if need else ()))
 
 
-def _text(words: Texts) -> Path:
+def _text(words: Texts, reference: str | None = None) -> Path:
     if words.text is not None:
         return words.text
-    if words.model != "demo":
+    if "demo" not in (words.model, reference):
         raise UsageError("no text to evaluate", fix="name one: --text FILE")
     return Path(str(resources.files("browndwarf.quality").joinpath("texts", "demo.txt")))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,7 +112,8 @@ def _show(out: Output, model: str, found: Collected, sources: tuple[str, ...]) -
             f"note: {sum(map(len, thin.values()))} of {seen} matrices of experts were hardly used: "
             "give more text, or text of more kinds"
         )
-    out.note(f"next: browndwarf plan {model} --quantize --imatrix {found.dest}")
+    words = ["browndwarf", "plan", model, "--quantize", "--imatrix", str(found.dest)]
+    out.note(f"next: {shlex.join([*words, '--output', 'plan.json'])}")
     out.document(
         "imatrix",
         1,

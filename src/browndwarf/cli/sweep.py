@@ -255,7 +255,7 @@ def demo(
         bool,
         typer.Option(help="Measure although others use the machine; disturbed cells are marked."),
     ] = False,
-    patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "60s",
+    patience: Annotated[str, typer.Option(help="How long to wait for a quiet machine.")] = "5m",
     llama_dir: LlamaDirOption = None,
     docker: DockerOption = None,
     json: JsonOption = False,

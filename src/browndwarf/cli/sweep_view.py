@@ -56,7 +56,7 @@ def _standing_cell(standing: Standing | None) -> dict[str, Any] | None:
     return cell | {
         "label": standing.label,
         "cells": [c.id for c in standing.cells],
-        "mix_decode_tok_s": standing.speed,
+        "mix_decode_tok_s": standing.tok_s,
         "by_workload": {
             name: {"mean": i.mean, "low": i.low, "high": i.high}
             for name, i in standing.by_workload.items()

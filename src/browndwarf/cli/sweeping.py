@@ -326,7 +326,12 @@ def run_directory(text: str) -> Path:
     if text == "last":
         runs = sorted(Path("runs").glob("*/run.sqlite"), key=lambda p: p.stat().st_mtime)
         if not runs:
-            raise UsageError("there is no run yet", fix="make one with `browndwarf sweep`")
+            raise UsageError(
+                "there is no run here yet",
+                why=f"no run lies in {Path('runs').absolute()}",
+                fix="name its directory, go to the folder that it was made in, or make one with "
+                "`browndwarf sweep`",
+            )
         path = runs[-1].parent
     elif not path.exists() and (Path("runs") / text).exists():
         path = Path("runs") / text

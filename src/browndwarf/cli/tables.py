@@ -65,7 +65,7 @@ def _row(
 ) -> list[str]:
     speeds = [_speed([c for c in standing.cells if c.workload == name]) for name in workloads]
     if not workloads:
-        speeds = [f"{standing.speed:.0f}" if standing.speed >= 100 else f"{standing.speed:.1f}"]
+        speeds = [f"{standing.tok_s:.0f}" if standing.tok_s >= 100 else f"{standing.tok_s:.1f}"]
     interval = standing.speedup
     label = standing.configuration.label(hide) + (" *" if standing.confirmed else "")
     if not standing.configuration.speculative:
@@ -220,12 +220,12 @@ def story(verdict: Verdict) -> list[str]:
 def _winner_line(verdict: Verdict, winner: Standing, hide: Sequence[str]) -> str:
     name = winner.configuration.label(hide)
     if not winner.configuration.speculative:
-        return f"Fastest: {name}, {winner.speed:.1f} tok/s. {_why_no_mtp(verdict, hide)}"
+        return f"Fastest: {name}, {winner.tok_s:.1f} tok/s. {_why_no_mtp(verdict, hide)}"
     interval = winner.speedup
     gain = interval_text(interval, unit="x its baseline")
     if winner.word != "faster":
-        gain += "; the interval holds 1.00, so it is not proven to be faster"
-    return f"Fastest: {name}, {winner.speed:.1f} tok/s, {gain}."
+        gain += f"; {winner.doubt}"
+    return f"Fastest: {name}, {winner.tok_s:.1f} tok/s, {gain}."
 
 
 def _why_no_mtp(verdict: Verdict, hide: Sequence[str]) -> str:

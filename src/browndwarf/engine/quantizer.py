@@ -34,6 +34,7 @@ from browndwarf.errors import (
     ToolFailed,
     UsageError,
 )
+from browndwarf.files import place
 from browndwarf.units import format_bytes
 
 DISK_RESERVE_BYTES = 32 << 20
@@ -158,11 +159,7 @@ def quantize(
     if dest is None:
         raise UsageError("no file to write to", fix="name a destination, or ask for a dry run")
     if dest.exists() and not overwrite:
-        raise UsageError(
-            f"{dest} exists already",
-            why="a file is never overwritten unasked",
-            fix="name another file, or ask to overwrite it",
-        )
+        raise _exists(dest)
     _clear_leftovers(dest)
     predicted = source.stat().st_size
     if can_predict:
@@ -179,11 +176,13 @@ def quantize(
         size = partial.stat().st_size
         if check is not None:
             check(partial)
-        partial.replace(dest)
+        place(partial, dest, overwrite=overwrite)
     except ToolFailed as exc:
         if _ran_full(exc, dest, predicted, partial):
             raise _disk_full(dest, predicted) from exc
         raise _clearer(exc, type) from exc
+    except FileExistsError as exc:
+        raise _exists(dest) from exc
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(dest, predicted) from exc
@@ -208,6 +207,14 @@ def _alive(pid: int) -> bool:
         return True
     except psutil.NoSuchProcess:
         return False
+
+
+def _exists(dest: Path) -> UsageError:
+    return UsageError(
+        f"{dest} exists already",
+        why="a file is never overwritten unasked",
+        fix="name another file, or ask to overwrite it",
+    )
 
 
 def _progress(on_progress: Callable[[int, int], None] | None) -> OnLine | None:

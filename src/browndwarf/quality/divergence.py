@@ -216,7 +216,7 @@ def ensure_base(
             why=f"they take {format_bytes(size)}; {format_bytes(free)} are free in {folder}",
             fix=f"free some space, or evaluate less of the text: --chunks {fitting}"
             if fitting
-            else "free some space, or let XDG_CACHE_HOME name another disk",
+            else "free some space, or let BROWNDWARF_CACHE name a folder on another disk",
         )
     on_note(f"reference logits: {format_bytes(size)} in {path}")
     partial = path.with_name(f".{secrets.token_hex(4)}.partial.{path.name}")

@@ -26,6 +26,8 @@ from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.space import Configuration
 
 #: Marks that keep a cell out of the contest: its figure says something else than its name.
+#: An interval whose ends differ by more than so many times says too little for a verdict.
+TELLING = 2.0
 DISQUALIFYING = frozenset({"busy", "spilled", "low-acceptance", "cache-hit", "throttled"})
 
 Word = Literal["faster", "slower", "inconclusive", "baseline"]
@@ -54,13 +56,29 @@ class Standing:
         return self.configuration.label()
 
     @property
+    def tok_s(self) -> float:
+        """Decode tokens/s as measured, the geometric mean over the cells; ``speed`` is evened
+        out by the machine's pace and serves for the order."""
+        rates = [c.decode_tok_s.mean for c in self.cells if c.decode_tok_s is not None]
+        return math.exp(math.fsum(map(math.log, rates)) / len(rates))
+
+    @property
     def word(self) -> Word:
         """The verdict against the baseline, at the interval's confidence."""
         if not self.configuration.speculative:
             return "baseline"
+        if self.speedup.high > TELLING * self.speedup.low:
+            return "inconclusive"
         if self.speedup.low > 1.0:
             return "faster"
         return "slower" if self.speedup.high < 1.0 else "inconclusive"
+
+    @property
+    def doubt(self) -> str:
+        """Why an inconclusive verdict is one."""
+        if self.speedup.low <= 1.0 <= self.speedup.high:
+            return "the interval holds 1.00, so it is not proven to be faster"
+        return "so wide an interval says little: measure again on a quieter machine"
 
 
 @dataclass(frozen=True)
@@ -150,9 +168,9 @@ class _Pair:
     pace: Pace
 
     @property
-    def busy(self) -> bool:
-        """Whether others used the machine while one of the arms was measured."""
-        return any("busy" in c.marks for c in (*self.members, *self.baseline))
+    def busy(self) -> int:
+        """How many of the two arms were measured while others used the machine."""
+        return sum(any("busy" in c.marks for c in arm) for arm in (self.members, self.baseline))
 
     def times(self, workload: str) -> tuple[list[float], list[float]]:
         """Milliseconds per token of baseline and configuration, request by request."""
@@ -166,7 +184,8 @@ def _pairs(members: list[CellRecord], baseline: list[CellRecord], pace: Pace) ->
     """Both confirming passes where they are whole; else the grid's cells against the baseline
     at the start and, where it was measured, at the end. Of two, a disturbed one is left out."""
     found = _all_pairs(members, baseline, pace)
-    return [pair for pair in found if not pair.busy] or found
+    least = min((pair.busy for pair in found), default=0)
+    return [pair for pair in found if pair.busy == least]
 
 
 def _all_pairs(members: list[CellRecord], baseline: list[CellRecord], pace: Pace) -> list[_Pair]:

@@ -69,7 +69,9 @@ class Recipe(Record, frozen=True, kw_only=True):
             f"checked: {self._checked()}",
         ]
         if self.verdict == "inconclusive":
-            lines.append("warning: the interval includes 1.00x: faster is not proven")
+            _, low, high = self.speedup
+            doubt = "includes 1.00x" if low <= 1.0 <= high else "is too wide to mean much"
+            lines.append(f"warning: the interval {doubt}: faster is not proven")
         return lines + [f"warning: {text}" for text in self.warnings]
 
     def _checked(self) -> str:
@@ -148,7 +150,7 @@ def compose(
         label=standing.label,
         commands=commands,
         argv=tuple(argv),
-        decode_tok_s=standing.speed,
+        decode_tok_s=standing.tok_s,
         speedup=(standing.speedup.mean, standing.speedup.low, standing.speedup.high),
         verdict=standing.word,
         by_workload={

@@ -68,6 +68,8 @@ def test_run_prints_one_document_with_the_stable_names(
     assert read_run(out).points[1].completed == 8
     assert (out / "points.csv").read_text().startswith("concurrency,")
     assert sum(not t.warmup for t in read_traces(out / "traces.jsonl")) == 16
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_the_summary_has_the_form_of_a_report(

@@ -357,6 +357,10 @@ def run_loop(work: Callable[[Stop], Coroutine[Any, Any, T]]) -> T:
         finally:
             if sys.platform == "win32":
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+            else:
+                # uvloop leaves its handlers behind when it closes, and Ctrl-C would do nothing.
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(number)
 
     try:
         with asyncio.Runner(loop_factory=factory) as runner:

@@ -249,7 +249,7 @@ def test_tools_do_what_the_parsers_expect(engine_build: Build, tiny: Path, tmp_p
     with pytest.raises(UsageError, match="quantized already"):
         tools.quantize(engine_build, dest, tmp_path / "r.gguf", "Q8_0")
     text = tmp_path / "text.txt"
-    text.write_text("ab cd " * 60)
+    text.write_text(" ".join(f"{n * n} ab{n} cd" for n in range(90)))
     ids = tools.tokenize_file(engine_build, tiny, text)
     assert ids[0] == 1
     found = tools.perplexity(engine_build, tiny, text, ctx=64, threads=1, chunks=2)

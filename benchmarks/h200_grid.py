@@ -40,7 +40,6 @@ from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse, configuration_of
 from browndwarf.sweep.cell import Job
 from browndwarf.sweep.events import CellDone, Event
-from browndwarf.sweep.executor import LocalEngine
 from browndwarf.sweep.model import FactorModel
 from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.quiet import MachineQuiet
@@ -256,14 +255,11 @@ async def measure(args: argparse.Namespace, keeper: Keeper) -> None:
     }
     quiet = MachineQuiet(patience_s=None)
     with sweeping.memory_gate(build, listed) as fits:
-        engine = LocalEngine(
+        engine = sweeping.local_engine(
+            prepared,
             build,
-            plan,
-            prepared.target,
-            prepared.head,
-            fits=fits,
-            device_mib=listed[0].total_mib if len(listed) == 1 else None,
-            paced=not listed,
+            listed,
+            fits,
             on_make=lambda name: print(f"making {name}", file=sys.stderr, flush=True),
         )
         with open_store(keeper.work / "fast", plan, prepared) as store:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ def cache_folder(name: str) -> Path:
     """
     root = os.environ.get("BROWNDWARF_CACHE") or platformdirs.user_cache_dir("browndwarf")
     return Path(root) / name
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content, in hex; read in blocks. Raises OSError."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def place(partial: Path, dest: Path, *, overwrite: bool) -> None:

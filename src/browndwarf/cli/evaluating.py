@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from browndwarf.cli.machine import chosen_build
 from browndwarf.cli.render import Output
 from browndwarf.cli.sweeping import run_async
 from browndwarf.engine.client import LlamaClient
-from browndwarf.engine.locate import Build, choose_build, find_builds
+from browndwarf.engine.locate import Build
 from browndwarf.engine.options import ServerOptions, axis_to_option
 from browndwarf.engine.process import LlamaServer
 from browndwarf.engine.quantizer import quantize
@@ -110,7 +111,7 @@ class Quizzing:
 
 def perplexities(words: Texts, out: Output) -> list[PplRecord]:
     """A record for each context and KV type."""
-    build = _engine(words.llama_dir, words.docker)
+    build = chosen_build(words.llama_dir, words.docker)
     model, text = resolve_model(words.model), _text(words)
     records = []
     for run in words.runs:
@@ -121,7 +122,7 @@ def perplexities(words: Texts, out: Output) -> list[PplRecord]:
 
 def divergences(words: Texts, reference: str, reference_kv: str, out: Output) -> list[KldRecord]:
     """A record for each context and KV type."""
-    build = _engine(words.llama_dir, words.docker)
+    build = chosen_build(words.llama_dir, words.docker)
     model, base, text = (
         resolve_model(words.model),
         resolve_model(reference),
@@ -138,7 +139,7 @@ def divergences(words: Texts, reference: str, reference_kv: str, out: Output) ->
 
 def losslessness(words: Decoding, out: Output) -> list[LosslessRecord]:
     """A record for each target type, head type and n_max."""
-    build = _engine(words.llama_dir, words.docker, need="draft-mtp")
+    build = chosen_build(words.llama_dir, words.docker, need="draft-mtp")
     prompts = [p for name in _split(words.prompts) for p in _prompts(words, name)]
     target = resolve_model(words.model)
     draft = words.draft or ("demo" if words.model == "demo" else None)
@@ -245,7 +246,9 @@ def quizzed(words: Quizzing, out: Output) -> QuizRecord:
             return await ask(client, words.name or url)
 
     async def local(model: str) -> QuizRecord:
-        build = _engine(words.llama_dir, words.docker, need="draft-mtp" if words.draft else None)
+        build = chosen_build(
+            words.llama_dir, words.docker, need="draft-mtp" if words.draft else None
+        )
         target = resolve_model(model)
         head = resolve_model(words.draft, "head") if words.draft else None
         options = _server(words, target, head, words.n_max if head else None)
@@ -287,11 +290,6 @@ def _saved(path: Path, kind: str, record: type[R]) -> R:
         raise UsageError(
             f"{path} cannot be compared with", why=str(exc), fix="save one with --json > FILE"
         ) from exc
-
-
-def _engine(llama_dir: str | None, docker: str | None, *, need: str | None = None) -> Build:
-    builds = find_builds(Path(llama_dir) if llama_dir else None, docker)
-    return choose_build(builds, frozenset({need} if need else ()))
 
 
 def _text(words: Texts, reference: str | None = None) -> Path:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from browndwarf.cli.render import Output
     from browndwarf.plan.importance import Collected
 
-SHOWN = 5
-
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -55,9 +53,9 @@ def imatrix(
 
     An interrupted run goes on where it was when the same command is given again.
     """
+    from browndwarf.cli.machine import chosen_build
     from browndwarf.cli.render import Output
     from browndwarf.cli.steps import Steps
-    from browndwarf.engine.locate import choose_build, find_builds
     from browndwarf.models.gguf import read_model
     from browndwarf.models.resolve import resolve_model
     from browndwarf.plan.calibration import default_text, read_texts
@@ -68,7 +66,7 @@ def imatrix(
     path = resolve_model(model)
     text = read_texts(data) if data else default_text(read_model(path))
     dest = output or Path(f"{path.stem}.imatrix.gguf")
-    build = choose_build(find_builds(Path(llama_dir) if llama_dir else None, docker), frozenset())
+    build = chosen_build(llama_dir, docker)
     job = Job(
         model=path,
         dest=dest,
@@ -91,6 +89,7 @@ def imatrix(
 
 
 def _show(out: Output, model: str, found: Collected, sources: tuple[str, ...]) -> None:
+    from browndwarf.plan.verify import listed
     from browndwarf.units import format_duration
 
     matrix, coverage = found.matrix, found.coverage
@@ -102,7 +101,8 @@ def _show(out: Output, model: str, found: Collected, sources: tuple[str, ...]) -
         f"{found.dest}: {found.chunks} chunks of {size} tokens{resumed}"
         f"{ppl}; {format_duration(found.seconds)}"
     )
-    out.text(f"data for {len(coverage.covered)} of {wanted} matrices" + _some(coverage.missing))
+    none = f"; none for {listed(coverage.missing)}" if coverage.missing else ""
+    out.text(f"data for {len(coverage.covered)} of {wanted} matrices{none}")
     if "output.weight" in coverage.missing:
         out.note("note: add --output-tensor for data of output.weight")
     if coverage.thin_experts:
@@ -135,10 +135,3 @@ def _show(out: Output, model: str, found: Collected, sources: tuple[str, ...]) -
             "thin_experts": coverage.thin_experts,
         },
     )
-
-
-def _some(names: tuple[str, ...]) -> str:
-    if not names:
-        return ""
-    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"; none for {', '.join(names[:SHOWN])}{rest}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from browndwarf.engine.listing import list_devices
-from browndwarf.engine.locate import Build
+from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.hardware.devices import (
     ListedDevice,
     choose_device,
@@ -13,6 +15,16 @@ from browndwarf.hardware.devices import (
 from browndwarf.plan.limits import Limit, as_backend, limit_from_free
 from browndwarf.plan.setup import Backend
 from browndwarf.units import MIB
+
+
+def chosen_build(llama_dir: str | None, docker: str | None, *, need: str | None = None) -> Build:
+    """The build that a command's options name, or the best one here.
+
+    Raises:
+        EngineNotFound, EngineUnsupported: there is none, or none that has the feature ``need``.
+    """
+    builds = find_builds(Path(llama_dir) if llama_dir else None, docker)
+    return choose_build(builds, frozenset({need} if need else ()))
 
 
 def devices(build: Build) -> list[ListedDevice]:

@@ -23,7 +23,6 @@ from browndwarf.cli.quantize_plan import (
 )
 
 if TYPE_CHECKING:
-    from browndwarf.engine.locate import Build
     from browndwarf.plan.limits import Limit
     from browndwarf.plan.setup import Backend
 
@@ -159,9 +158,10 @@ def plan(
         body: dict[str, Any] = {}
         outcome = None
         if quantize:
+            from browndwarf.cli.machine import chosen_build
             from browndwarf.cli.quantize_plan import choose_types
 
-            build = _build(llama_dir, docker)
+            build = chosen_build(llama_dir, docker)
             setup, outcome, body = choose_types(out, wanted, setup, limit, compute, build)
         answer = make_plan(setup, limit, compute)
     if not json:
@@ -213,12 +213,6 @@ def _layers(text: str) -> int | None:
             f"--layers {text} is neither a number nor 'all'", fix="write --layers 40 or all"
         )
     return int(text)
-
-
-def _build(llama_dir: str | None, docker: str | None) -> Build:
-    from browndwarf.engine.locate import choose_build, find_builds
-
-    return choose_build(find_builds(Path(llama_dir) if llama_dir else None, docker), frozenset())
 
 
 def _limit(

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from browndwarf.engine.locate import Build
     from browndwarf.plan.quantize import Quantized
 
-SHOWN = 5
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -62,8 +61,8 @@ def quantize(
 
     llama-quantize's dry run is compared tensor by tensor before, and the file after it.
     """
+    from browndwarf.cli.machine import chosen_build
     from browndwarf.cli.render import Output
-    from browndwarf.engine.locate import choose_build, find_builds
 
     out = Output(json=json)
     words = _Words(output, imatrix, allow_requantize, dry_run, force, threads)
@@ -79,7 +78,7 @@ def quantize(
             fix="add --types Q8_0,Q6_K; or give a plan: `browndwarf plan --quantize` makes one",
         )
     names = _type_names(types) if types is not None else []
-    build = choose_build(find_builds(Path(llama_dir) if llama_dir else None, docker), frozenset())
+    build = chosen_build(llama_dir, docker)
     if not names:
         found = [_plan(out, build, Path(what).expanduser(), words)]
     else:
@@ -206,6 +205,7 @@ def _stem(source: Path) -> str:
 
 
 def _show(out: Output, done: Quantized, dest: Path, *, first: bool = True) -> None:
+    from browndwarf.plan.verify import listed
     from browndwarf.units import format_bytes, format_duration
 
     if done.requantized and first:
@@ -214,7 +214,7 @@ def _show(out: Output, done: Quantized, dest: Path, *, first: bool = True) -> No
             "quantized a second time. A file made from F16 or BF16 is better."
         )
     if done.without_imatrix and first:
-        out.note(f"note: the importance matrix has no data for {_some(done.without_imatrix)}")
+        out.note(f"note: the importance matrix has no data for {listed(done.without_imatrix)}")
     verb = "would be" if done.path is None else "is"
     size = done.size_bytes or done.data_bytes
     took = "" if done.path is None else f"; {format_duration(done.seconds)}"
@@ -246,8 +246,3 @@ def _plain(done: Quantized) -> dict[str, Any]:
         "without_imatrix": done.without_imatrix,
         "seconds": done.seconds,
     }
-
-
-def _some(names: tuple[str, ...]) -> str:
-    rest = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + rest

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -135,7 +134,7 @@ def choose_types(
         CheckFailed: not even the smallest types fit.
     """
     from browndwarf.cli.steps import Steps
-    from browndwarf.files import cache_folder
+    from browndwarf.files import cache_folder, sha256_of
     from browndwarf.models.imatrix import check_imatrix, read_imatrix
     from browndwarf.plan.legal import DEFAULT_TYPES, parse_types
     from browndwarf.plan.loss import ErrorTable
@@ -145,7 +144,7 @@ def choose_types(
     if wanted.imatrix is not None:
         matrix = read_imatrix(wanted.imatrix)
         check_imatrix(matrix, setup.target)
-        sha = _sha256(wanted.imatrix)
+        sha = f"sha256:{sha256_of(wanted.imatrix)}"
     _say_source(out, setup, matrix)
     budget = weights_budget(setup, limit, compute, wanted.device_bytes)
     table = ErrorTable(setup.target, matrix, sha or "", cache_folder("errors"))
@@ -288,8 +287,3 @@ def _workers() -> int:
     import psutil
 
     return max(1, psutil.cpu_count(logical=False) or 1)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as handle:
-        return "sha256:" + hashlib.file_digest(handle, "sha256").hexdigest()

@@ -14,6 +14,7 @@ from browndwarf.cli.options import DockerOption, JsonOption, LlamaDirOption
 
 if TYPE_CHECKING:
     from browndwarf.cli.render import Output
+    from browndwarf.cli.sweeping import Done
 
 
 def register(app: typer.Typer) -> None:
@@ -180,7 +181,7 @@ def sweep(
         named = plan.synthetic.label if plan.synthetic else Path(plan.model).stem
         directory = out_dir or sweeping.new_directory(named)
         done = sweeping.start(plan, directory, out, patience_s=patience_s)
-    _show(done.directory, out)
+    _show(done, out)
     if not done.answered:
         raise typer.Exit(1)
     if gate:
@@ -272,7 +273,7 @@ def demo(
     plan = requests.demo_plan(allow_busy=allow_busy, llama_dir=llama_dir, docker=docker)
     directory = out_dir or sweeping.new_directory("demo")
     done = sweeping.start(plan, directory, out, patience_s=parse_duration(patience))
-    _show(done.directory, out)
+    _show(done, out)
     view = read_run(done.directory)
     made = sweeping.make_recipe(view, out, smoke=True)
     sweeping.save_recipe(made, done.directory)
@@ -283,15 +284,14 @@ def demo(
     )
 
 
-def _show(directory: Path, out: Output) -> None:
+def _show(done: Done, out: Output) -> None:
     """Table, story and JSON document of a run."""
     from browndwarf.cli import sweep_view, tables
-    from browndwarf.sweep.analysis import analyse
     from browndwarf.sweep.laws import check
     from browndwarf.sweep.store import read_run
 
-    view = read_run(directory)
-    verdict = analyse(view.cells, allow_busy=view.plan["allow_busy"])
+    view, verdict = read_run(done.directory), done.verdict
+    laws = check(view.cells)
     workloads = [w["name"] for w in view.plan["workloads"]]
     for line in tables.synthetic_lines(view.plan):
         out.text(line)
@@ -302,9 +302,9 @@ def _show(directory: Path, out: Output) -> None:
         )
     lines = tables.failures(view.cells) + tables.marks(view.cells) + tables.story(verdict)
     lines += tables.predicted_line(verdict, view.cells) + sweep_view.pace_line(verdict.pace)
-    for line in lines + sweep_view.law_lines(check(view.cells)):
+    for line in lines + sweep_view.law_lines(laws):
         out.text(line)
     out.text(sweep_view.closing_note(view))
     if verdict.winner is not None:
-        out.note(f"next: browndwarf recipe {shlex.quote(str(directory))}")
-    out.document("sweep", 1, sweep_view.payload(view, verdict))
+        out.note(f"next: browndwarf recipe {shlex.quote(str(done.directory))}")
+    out.document("sweep", 1, sweep_view.payload(view, verdict, laws))

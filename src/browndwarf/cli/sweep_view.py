@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from browndwarf.sweep.analysis import Standing, Verdict
-from browndwarf.sweep.laws import Law, check
+from browndwarf.sweep.laws import Law
 from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.store import RunView
 from browndwarf.units import format_duration
@@ -20,7 +20,7 @@ from browndwarf.units import format_duration
 WORTH_SAYING = 1.05
 
 
-def payload(view: RunView, verdict: Verdict) -> dict[str, Any]:
+def payload(view: RunView, verdict: Verdict, laws: Sequence[Law]) -> dict[str, Any]:
     """The ``sweep`` JSON document of a run."""
     winner, baseline = verdict.winner, verdict.baseline
     return {
@@ -39,7 +39,7 @@ def payload(view: RunView, verdict: Verdict) -> dict[str, Any]:
             for d in verdict.drifts
             for name, x in d.by_workload.items()
         ],
-        "laws": [msgspec.to_builtins(law) for law in check(view.cells)],
+        "laws": [msgspec.to_builtins(law) for law in laws],
         "pace": {"exponent": verdict.pace.exponent, "span": verdict.pace.span},
         "cells": [msgspec.to_builtins(cell) for cell in view.cells],
         "overhead_share": view.meta.get("overhead_share"),

@@ -20,6 +20,7 @@ from browndwarf.cli.machine import devices, memory_here
 from browndwarf.cli.render import Output
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.engine.options import ServerOptions, command_text, server_argv
+from browndwarf.engine.process import LoadProgress
 from browndwarf.errors import (
     EngineError,
     Interrupted,
@@ -145,14 +146,11 @@ def _measure(
     out.note(f"engine: {build.label}")
     out.note(f"run: {store.directory}")
     with LiveSweep(out.console) as live, memory_gate(build, listed) as fits:
-        engine = LocalEngine(
+        engine = local_engine(
+            prepared,
             build,
-            plan,
-            prepared.target,
-            prepared.head,
-            fits=fits,
-            device_mib=listed[0].total_mib if listed and len(listed) == 1 else None,
-            paced=listed == [],
+            listed,
+            fits,
             on_make=lambda name: live.note(f"making {name}"),
             on_load=live.loading,
         )
@@ -178,6 +176,29 @@ def _measure(
                 f"{shlex.quote(str(store.directory))}",
             ) from error
     return Done(store.directory, cells, analyse(cells, allow_busy=plan.allow_busy))
+
+
+def local_engine(
+    prepared: Prepared,
+    build: Build,
+    listed: list[ListedDevice] | None,
+    fits: Callable[[ServerOptions], dict[str, str] | None],
+    *,
+    on_make: Callable[[str], None],
+    on_load: Callable[[LoadProgress], None] | None = None,
+) -> LocalEngine:
+    """llama.cpp here for a prepared plan. ``listed``: its devices; None where nobody can tell."""
+    return LocalEngine(
+        build,
+        prepared.plan,
+        prepared.target,
+        prepared.head,
+        fits=fits,
+        device_mib=listed[0].total_mib if listed and len(listed) == 1 else None,
+        paced=listed == [],
+        on_make=on_make,
+        on_load=on_load,
+    )
 
 
 def _devices(build: Build) -> list[ListedDevice] | None:

@@ -16,7 +16,6 @@ Example:
 
 from __future__ import annotations
 
-import hashlib
 import math
 import shutil
 import threading
@@ -29,7 +28,7 @@ import msgspec
 from browndwarf.engine.locate import Build
 from browndwarf.engine.tools import ImatrixResult, imatrix, tokenize_file
 from browndwarf.errors import BadModelFile, DiskFull, Interrupted, ToolFailed, UsageError
-from browndwarf.files import atomic_write, storage_errors
+from browndwarf.files import atomic_write, sha256_of, storage_errors
 from browndwarf.models.gguf import ModelInfo, fingerprint, read_model
 from browndwarf.models.imatrix import Coverage, Imatrix, check_imatrix, read_imatrix
 from browndwarf.plan.calibration import Text
@@ -137,7 +136,7 @@ def collect(
             ) from exc
         matrix, coverage = work.read(state.file)
         with storage_errors(job.dest, f"write {job.dest.name}"):
-            digest = hashlib.sha256((parts / state.file).read_bytes()).hexdigest()
+            digest = sha256_of(parts / state.file)
             (parts / state.file).replace(job.dest)
         shutil.rmtree(parts, ignore_errors=True)
     return Collected(

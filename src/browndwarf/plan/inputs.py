@@ -13,13 +13,12 @@ Example:
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from browndwarf.errors import ModelNotFound, RunChanged, UsageError
-from browndwarf.files import storage_errors
+from browndwarf.files import sha256_of, storage_errors
 from browndwarf.models.gguf import ModelInfo, Tensor
 from browndwarf.models.imatrix import Imatrix, check_imatrix, read_imatrix
 from browndwarf.plan.legal import legal_types, tensor_bytes
@@ -77,7 +76,7 @@ def plans_imatrix(
     path = given or placed(plan.imatrix, beside, "the plan's importance matrix")
     matrix = read_imatrix(path)
     with storage_errors(path, f"read {path.name}"):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = sha256_of(path)
     if digest != (plan.imatrix_sha256 or "").removeprefix("sha256:"):
         raise RunChanged(
             f"{path.name} is not the importance matrix that the plan was made with",

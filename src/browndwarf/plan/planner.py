@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from browndwarf.engine.locate import Build
 from browndwarf.errors import CheckFailed
 from browndwarf.models.gguf import ModelInfo, Tensor, fingerprint
@@ -151,7 +153,7 @@ class Material:
         quality = None if objective == "quality" else choose(slots, available, host_cap=host_cap)
         plan = self._record(found, slots, budget, objective)
         return Outcome(
-            plan=replace_plan(
+            plan=msgspec.structs.replace(
                 plan,
                 alphas=dict(alpha_groups or {}),
                 alphas_source=alphas_source,
@@ -319,10 +321,3 @@ def base_type(tensors: Iterable[TensorChoice]) -> str:
         if tensor.chosen and tensor.type in _BASES:
             sums[tensor.type] += tensor.bytes
     return max(sums, key=lambda kind: sums[kind]) if sums else _BASES[0]
-
-
-def replace_plan(plan: QuantizationPlan, **changes: object) -> QuantizationPlan:
-    """A copy of a plan with other values."""
-    import msgspec
-
-    return msgspec.structs.replace(plan, **changes)

@@ -25,9 +25,9 @@ from browndwarf.stats import Drift, Interval, drift, mean_ratio_interval
 from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.space import Configuration
 
-#: Marks that keep a cell out of the contest: its figure says something else than its name.
 #: An interval whose ends differ by more than so many times says too little for a verdict.
 TELLING = 2.0
+#: Marks that keep a cell out of the contest: its figure says something else than its name.
 DISQUALIFYING = frozenset({"busy", "spilled", "low-acceptance", "cache-hit", "throttled"})
 
 Word = Literal["faster", "slower", "inconclusive", "baseline"]

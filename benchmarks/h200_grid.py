@@ -222,9 +222,14 @@ def row(cell: CellRecord) -> dict[str, Any]:
     }
 
 
-def sample_jobs(plan: SweepPlan, seed: int) -> list[Job]:
-    """The grid without the second baselines, in a random order."""
-    jobs = [job for job in plan.jobs() if job.role != "baseline-again"]
+def sample_jobs(plan: SweepPlan, seed: int, layers: str | None) -> list[Job]:
+    """The grid without the second baselines, in a random order; of these ``layers`` alone."""
+    wanted = None if layers is None else {None if n == "all" else int(n) for n in layers.split(",")}
+    jobs = [
+        job
+        for job in plan.jobs()
+        if job.role != "baseline-again" and (wanted is None or job.configuration.layers in wanted)
+    ]
     random.Random(seed).shuffle(jobs)
     return jobs
 
@@ -274,7 +279,9 @@ async def measure(args: argparse.Namespace, keeper: Keeper) -> None:
         }
         name = plan.workloads[0].name
         jobs = [
-            j for j in sample_jobs(plan, args.seed) if (j.configuration.key(), name) not in done
+            job
+            for job in sample_jobs(plan, args.seed, args.sample_layers)
+            if (job.configuration.key(), name) not in done
         ]
 
         def go_on() -> bool:
@@ -306,6 +313,7 @@ def main() -> None:
     parser.add_argument("--reserve", type=float, default=25.0, help="seconds that a cell may take")
     parser.add_argument("--explore", type=float, default=330.0, help="budget of the exploration")
     parser.add_argument("--cells", type=int, default=10_000, help="sampled cells at most")
+    parser.add_argument("--sample-layers", help="sample cells of these -ngl values only")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shape", default="gemma4-12b")
     parser.add_argument("--target-type", default="Q4_0")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from browndwarf.errors import BrowndwarfError, ServerCrashed
-from browndwarf.sweep.pace import Pacer
+from browndwarf.sweep.pace import Pacer, Tempo
 from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.served import Observation, Observer, Served, Settings
 from browndwarf.sweep.space import Axes, Configuration
@@ -45,7 +45,8 @@ class FakeCounters:
 
 @dataclass
 class FakeServed:
-    """Speed depends on the head only: ``ms`` per step, every draft's first token is accepted."""
+    """``ms_per_step``, and ``growth`` for each token of the prompt; every draft's first token is
+    accepted."""
 
     configuration: Configuration
     ms_per_step: float
@@ -54,6 +55,7 @@ class FakeServed:
     cache_n: int = 0
     accept: bool = True
     slow_every: int = 0
+    growth: float = 0.0
     load_s: float = 0.01
     pid: int = 0
     requests: list[str] = field(default_factory=list)
@@ -69,14 +71,14 @@ class FakeServed:
             raise ServerCrashed("the server died", why="signal 11", fix="look at the log")
         self.requests.append(text)
         n_max = 0 if self.drafts_nothing else self.configuration.n_max
+        length = max(10, len(text) // 4)
+        ms = self.ms_per_step + self.growth * length
         if not n_max:
-            timings = FakeTimings(10, 5.0, n_predict, self.ms_per_step * (n_predict - 1))
+            timings = FakeTimings(length, 5.0, n_predict, ms * (n_predict - 1))
         else:
             accepted = (n_predict - 1) // 2 if self.accept else 0
             steps = n_predict - 1 - accepted
-            timings = FakeTimings(
-                10, 5.0, n_predict, self.ms_per_step * steps, steps * n_max, accepted
-            )
+            timings = FakeTimings(length, 5.0, n_predict, ms * steps, steps * n_max, accepted)
             self.total = FakeCounters(
                 self.total.drafts + steps,
                 self.total.draft_tokens + steps * n_max,
@@ -114,7 +116,9 @@ class FakeEngine:
     async def pacing(self, log_path: Path) -> AsyncIterator[Pacer | None]:
         yield self.pacer
 
-    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+    async def batch_curve(
+        self, configuration: Configuration, tokens: int, tempo: Tempo | None = None
+    ) -> tuple[float, ...]:
         return tuple(1.0 for _ in range(tokens))
 
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:

@@ -14,6 +14,7 @@ from browndwarf.stats import (
     drift,
     mean_ratio_interval,
     percentile,
+    relative_error,
     summarize,
 )
 
@@ -87,3 +88,11 @@ def test_drift_needs_more_than_noise_and_more_than_the_floor() -> None:
 def test_percentiles_interpolate() -> None:
     assert percentile([1, 2, 3, 4], 50) == pytest.approx(2.5)
     assert math.isnan(percentile([], 50))
+
+
+def test_the_error_of_a_mean_falls_with_the_root_of_their_number() -> None:
+    values = [9.0, 11.0] * 8
+    assert relative_error(values) == pytest.approx(0.1 / math.sqrt(15))
+    assert relative_error(values * 4) == pytest.approx(0.1 / math.sqrt(63))
+    assert relative_error([5.0]) == math.inf
+    assert relative_error([0.0, 0.0]) == 0.0

@@ -17,6 +17,7 @@ from browndwarf.units import (
     parse_bytes,
     parse_count,
     parse_duration,
+    parse_share,
 )
 
 
@@ -77,3 +78,16 @@ def test_durations_read_naturally() -> None:
         "2h 03m",
         "?",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "share"), [("2%", 0.02), (" 0.5 ", 0.5), ("0", 0.0), ("100%", 1.0)]
+)
+def test_shares_are_percent_or_fractions(text: str, share: float) -> None:
+    assert parse_share(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("text", ["", "two", "2", "-1%", "nan", "101%", "%"])
+def test_what_is_no_share_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_share(text)

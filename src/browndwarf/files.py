@@ -18,6 +18,9 @@ import platformdirs
 
 from browndwarf.errors import DiskFull, StorageError
 
+#: A full file system may still make an empty file.
+BLOCK = 4096
+
 
 def cache_folder(name: str) -> Path:
     """The folder of one kind of cached thing, safe to delete at any time; it may not exist yet.
@@ -81,6 +84,19 @@ def storage_error(exc: OSError, path: Path, doing: str) -> StorageError:
         why=f"{path}: {exc.strerror or exc}",
         fix="check that the folder exists and may be written",
     )
+
+
+def check_writable(folder: Path, doing: str) -> None:
+    """Make sure that files can be made in ``folder``, before work is spent on what goes there.
+
+    Raises:
+        DiskFull, StorageError: they cannot; ``doing`` as in ``storage_errors``.
+    """
+    with storage_errors(folder, doing):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(BLOCK))
+            probe.flush()
 
 
 def atomic_write(path: Path, data: bytes) -> None:

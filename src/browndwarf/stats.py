@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,6 +57,16 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(math.fsum(values) / len(values), max(values) - min(values), len(values))
 
 
+def relative_error(values: Sequence[float]) -> float:
+    """Standard error of the mean over the mean; infinite for fewer than two values."""
+    if len(values) < 2:
+        return math.inf
+    mean = math.fsum(values) / len(values)
+    if not mean:
+        return 0.0
+    return statistics.stdev(values) / math.sqrt(len(values)) / abs(mean)
+
+
 def percentile(values: Sequence[float], q: float) -> float:
     """Linear-interpolation percentile, ``q`` in 0..100; NaN when empty."""
     return float(np.percentile(np.asarray(values, dtype=np.float64), q)) if values else math.nan
@@ -70,6 +81,15 @@ def binomial_interval(hits: int, trials: int, *, z: float = 1.96) -> Interval:
     centre = (p + z * z / (2 * trials)) / denom
     half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / denom
     return Interval(p, max(0.0, centre - half), min(1.0, centre + half))
+
+
+#: Two-sided 95% quantile of Student's t by degrees of freedom; 1.96 is near enough beyond.
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
+
+
+def student_t(freedom: int) -> float:
+    """How many standard errors of a mean make its two-sided 95% interval."""
+    return _T95[freedom - 1] if freedom <= len(_T95) else 1.96
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,22 @@ def parse_duration(text: str) -> float:
     return sum(float(n) * _SECONDS[u] for n, u in parts)
 
 
+def parse_share(text: str) -> float:
+    """A share from 0 to 1: ``2%`` or ``0.02``.
+
+    Raises:
+        UsageError: it is no number, or lies outside.
+    """
+    stripped = text.strip()
+    try:
+        value = float(stripped.removesuffix("%")) / (100 if stripped.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise UsageError(f"{text} is no share", fix="write e.g. 2%, or 0.02")
+    return value
+
+
 def mib(n_bytes: float) -> float:
     """Bytes as MiB."""
     return n_bytes / MIB

@@ -58,3 +58,12 @@ def test_extra_options_change_one_by_one() -> None:
     a = Configuration(target_type="x", extra=(("poll", "0"), ("prio", "0")))
     b = Configuration(target_type="x", extra=(("poll", "50"), ("prio", "2")))
     assert len(changes(a, b)) == 2
+
+
+def test_differences_may_be_negative() -> None:
+    a, b, c, d = [
+        group.baseline
+        for group in Axes(target_type=("Q4_0",), kv=("f16", "q8_0"), layers=(None, 40)).groups()
+    ]
+    effects = Effects({a: (-0.5, 0.1), b: (-1.0, -2.0), c: (0.25, 0.1)}, signed=True)
+    assert effects.of(d) == pytest.approx((-0.25, -2.0))

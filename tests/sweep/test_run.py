@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 
 from browndwarf.errors import MachineBusy, ServerCrashed
 from browndwarf.records import CellRecord
+from browndwarf.sweep import cell as measuring
 from browndwarf.sweep.analysis import analyse
 from browndwarf.sweep.events import CellDone, Event, Finished, Started
 from browndwarf.sweep.planned import SweepPlan
@@ -261,6 +263,46 @@ def test_repeats_that_differ_wildly_are_marked(tmp_path: Path) -> None:
 
     cells = sweep(tmp_path / "r", plan(), FakeEngine(spoil=spoil))
     assert all("unsteady" in c.marks and c.attempts == 3 for c in cells)
+
+
+def repeats(cells: Sequence[CellRecord]) -> list[int]:
+    return [len({t.repeat for t in c.traces}) for c in cells]
+
+
+def scattered(served: FakeServed) -> None:
+    served.slow_every = 5
+
+
+def asked(repeats: int, precision: float = 0.02) -> SweepPlan:
+    settings = msgspec.structs.replace(plan().settings, repeats=repeats, precision=precision)
+    return msgspec.structs.replace(plan(), settings=settings)
+
+
+def test_cells_whose_repeats_agree_are_not_repeated_more_often(tmp_path: Path) -> None:
+    assert set(repeats(sweep(tmp_path / "r", asked(3), FakeEngine()))) == {3}
+
+
+def test_scattered_cells_are_repeated_until_their_mean_is_known(tmp_path: Path) -> None:
+    engine = FakeEngine(spoil=scattered)
+    assert set(repeats(sweep(tmp_path / "a", asked(3), engine))) == {12}
+    some = repeats(sweep(tmp_path / "b", asked(3, precision=0.15), engine))
+    assert all(3 < n < 12 for n in some)
+
+
+@pytest.mark.parametrize("settings", [(3, 0.0), (2, 0.02), (1, 0.02)])
+def test_nothing_is_added_to_what_was_asked_for(
+    tmp_path: Path, settings: tuple[int, float]
+) -> None:
+    cells = sweep(tmp_path / "r", asked(*settings), FakeEngine(spoil=scattered))
+    assert set(repeats(cells)) == {settings[0]}
+
+
+def test_long_cells_are_not_repeated_more_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "LONG_S", 0.1)
+    cells = sweep(tmp_path / "r", asked(3), FakeEngine(spoil=scattered))
+    assert set(repeats(cells)) == {3}
 
 
 def test_the_interval_holds_what_each_confirming_pass_saw(tmp_path: Path) -> None:

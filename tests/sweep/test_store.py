@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -151,3 +154,40 @@ def test_a_full_disk_is_called_so(tmp_path: Path) -> None:
             store.save(cell("b", options={"x": "y" * 200_000}))
         assert "--resume" in caught.value.fix
         assert store.cells()[0].id == "a"
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.ENOSPC, DiskFull, "no space left"),
+        (errno.EROFS, StorageError, "could not save in"),
+    ],
+)
+def test_an_io_error_of_sqlite_is_told_by_its_cause(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    kind: type[StorageError],
+    said: str,
+) -> None:
+    """SQLite itself says "disk I/O error" to all of them."""
+
+    def refuse(**_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    class Broken:
+        in_transaction = False
+
+        def execute(self, *_: object) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+        def close(self) -> None:
+            pass
+
+    with make(tmp_path / "r") as store:
+        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+        monkeypatch.setattr(store, "_db", Broken())
+        with pytest.raises(kind, match=said) as caught:
+            store.save(cell("a"))
+        assert type(caught.value) is kind
+        assert "--resume" in caught.value.fix

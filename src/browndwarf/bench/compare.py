@@ -33,14 +33,12 @@ import numpy.typing as npt
 
 from browndwarf.errors import UsageError
 from browndwarf.records import Record
-from browndwarf.stats import Interval
+from browndwarf.stats import Interval, student_t
 
 Floats = npt.NDArray[np.float64]
 Verdict = Literal["faster", "slower", "inconclusive"]
 
 DRAWS = 4000
-#: Two-sided 95% quantile of Student's t by degrees of freedom; 1.96 from 30 on.
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +185,8 @@ def _compare_point(
         base_tok_s=float(np.mean([a.decode_tok_s for a, _ in pairs])),
         mtp_tok_s=float(np.mean([b.decode_tok_s for _, b in pairs])),
         ratio=ratio,
-        verdict=ratio.verdict,
+        # One repeat knows nothing of what changes between runs.
+        verdict=ratio.verdict if len(pairs) > 1 else "inconclusive",
         ttft=latencies.get("ttft_s"),
         tpot=latencies.get("tpot_s"),
         pairs=len(prompts),
@@ -202,8 +201,7 @@ def _draw(logs: Floats, within: Floats, rng: np.random.Generator) -> Floats:
     if count == 1:
         single: Floats = mean + within
         return single
-    t = _T95[count - 2] if count - 2 < len(_T95) else 1.96
-    stretch = math.sqrt(count / (count - 1)) * t / 1.96
+    stretch = math.sqrt(count / (count - 1)) * student_t(count - 1) / 1.96
     between = logs[rng.integers(0, count, (DRAWS, count))].mean(axis=1) - mean
     result: Floats = mean + stretch * between + within
     return result

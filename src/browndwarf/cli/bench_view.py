@@ -59,7 +59,7 @@ def points_table(points: Sequence[PointRecord]) -> Table:
             _pair(point.ttft_ms),
             _pair(point.tpot_ms),
             _pair(point.step_gap_ms),
-            _number(point.tokens_per_step, ".2f"),
+            _number(_per_step(point), ".2f"),
             f"{point.acceptance.rate:.0%}" if point.acceptance else "",
             format_bytes(point.memory_mib * MIB) if point.memory_mib else "",
             f"{point.client.get('cpu_us_per_event', 0):.0f}",
@@ -68,6 +68,11 @@ def points_table(points: Sequence[PointRecord]) -> Table:
             row.append(f"{point.goodput['share']:.0%}" if point.goodput else "")
         table.add_row(*row)
     return table
+
+
+def _per_step(point: PointRecord) -> float | None:
+    """By the server's counters where it has them, else by the events that arrived."""
+    return point.accepted_length or point.tokens_per_step
 
 
 def summary(record: BenchRecord, point: PointRecord) -> str:
@@ -92,7 +97,7 @@ def summary(record: BenchRecord, point: PointRecord) -> str:
     if point.acceptance is not None:
         parts.append(
             f"Acceptance {point.acceptance.rate:.0%}, "
-            f"{_number(point.accepted_length or point.tokens_per_step, '.2f')} tokens per step."
+            f"{_number(_per_step(point), '.2f')} tokens per step."
         )
     if point.memory_mib:
         parts.append(f"Memory {format_bytes(point.memory_mib * MIB)}.")

@@ -82,6 +82,7 @@ def chat(
     from browndwarf.cli.render import Output
     from browndwarf.decode.session import SessionStore
     from browndwarf.errors import UsageError
+    from browndwarf.files import check_writable
     from browndwarf.units import parse_bytes, parse_count
 
     out = Output(json=json)
@@ -93,6 +94,8 @@ def chat(
         raise UsageError("no model is named", fix="browndwarf chat MODEL, or browndwarf chat demo")
     if json and prompt is None:
         raise UsageError("--json needs --prompt", why="a chat has no single result")
+    if session is not None:
+        check_writable(place, "keep the conversation")
     from browndwarf.decode.llm import load
     from browndwarf.decode.sampling import Sampling
 
@@ -118,6 +121,7 @@ def chat(
         settings = {"sampling": sampling, "max_tokens": max_tokens}
         if prompt is not None:
             answer = _say(talk, prompt, settings, out)
+            _show_calls(answer, out)
             if session is not None:
                 talk.save()
             out.document("chat", 1, _payload(answer))
@@ -143,8 +147,7 @@ def _talk(talk: Conversation, settings: dict[str, Any], out: Output) -> None:
             out.note(_HELP)
         else:
             answer = _say(talk, line, settings, out)
-            for call in answer.tool_calls:
-                out.note(f"calls {call.name}({call.arguments})")
+            _show_calls(answer, out)
             out.note(_figures(answer.stats))
             if talk.name is not None:
                 _save(talk, out, quiet=True)
@@ -172,7 +175,8 @@ def _say(talk: Conversation, text: str, settings: dict[str, Any], out: Output) -
     with talk.say(text, **settings) as stream:
         try:
             for chunk in stream:
-                if out.json:
+                # A call is shown as a whole when it is complete.
+                if out.json or chunk.kind == "tool_call":
                     continue
                 target = sys.stdout if chunk.kind == "text" else sys.stderr
                 target.write(chunk.text)
@@ -184,6 +188,11 @@ def _say(talk: Conversation, text: str, settings: dict[str, Any], out: Output) -
         sys.stdout.write("\n")
         sys.stdout.flush()
     return stream.answer
+
+
+def _show_calls(answer: Answer, out: Output) -> None:
+    for call in answer.tool_calls:
+        out.note(f"calls {call.name}({call.arguments})")
 
 
 def _save(talk: Conversation, out: Output, *, quiet: bool = False) -> None:

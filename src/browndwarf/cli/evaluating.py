@@ -22,6 +22,7 @@ from browndwarf.engine.options import ServerOptions, axis_to_option
 from browndwarf.engine.process import LlamaServer
 from browndwarf.engine.quantizer import quantize
 from browndwarf.errors import EngineUnsupported, Interrupted, UsageError
+from browndwarf.models.ggml_types import parse_kv
 from browndwarf.models.gguf import check_head, fingerprint, mismatch, read_model
 from browndwarf.models.resolve import resolve_model
 from browndwarf.quality import questions as question_sets
@@ -60,7 +61,7 @@ class Texts:
             Run(ctx=parse_count(c), kv=k, chunks=self.chunks, layers=_layers(self.layers),
                 threads=self.threads)
             for c in _split(self.ctx)
-            for k in _split(self.kv)
+            for k in map(parse_kv, _split(self.kv))
         ]  # fmt: skip
 
 
@@ -111,10 +112,11 @@ class Quizzing:
 
 def perplexities(words: Texts, out: Output) -> list[PplRecord]:
     """A record for each context and KV type."""
+    runs = words.runs
     build = chosen_build(words.llama_dir, words.docker)
     model, text = resolve_model(words.model), _text(words)
     records = []
-    for run in words.runs:
+    for run in runs:
         out.note(f"{model.name}, KV {run.kv}, {run.ctx} tokens a chunk")
         records.append(measure_ppl(build, model, text, run, on_note=out.note))
     return records
@@ -122,6 +124,7 @@ def perplexities(words: Texts, out: Output) -> list[PplRecord]:
 
 def divergences(words: Texts, reference: str, reference_kv: str, out: Output) -> list[KldRecord]:
     """A record for each context and KV type."""
+    runs, reference_kv = words.runs, parse_kv(reference_kv)
     build = chosen_build(words.llama_dir, words.docker)
     model, base, text = (
         resolve_model(words.model),
@@ -129,7 +132,7 @@ def divergences(words: Texts, reference: str, reference_kv: str, out: Output) ->
         _text(words, reference),
     )
     records = []
-    for run in words.runs:
+    for run in runs:
         out.note(f"{model.name} against {base.name}, KV {run.kv}, {run.ctx} tokens a chunk")
         records.append(
             measure_kld(build, model, base, text, run, reference_kv=reference_kv, on_note=out.note)
@@ -190,7 +193,7 @@ def _check(
 def _server(
     words: Decoding | Quizzing, target: Path, head: Path | None, n_max: int | None
 ) -> ServerOptions:
-    kv_k, _, kv_v = words.kv.partition(":")
+    kv_k, _, kv_v = parse_kv(words.kv).partition(":")
     fields: dict[str, Any] = {}
     extra: list[tuple[str, str | None]] = []
     for text in words.option if isinstance(words, Decoding) else ():

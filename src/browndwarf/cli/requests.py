@@ -9,17 +9,19 @@ from typing import TypeVar
 
 import msgspec
 
+from browndwarf.cli.runs import find_run
 from browndwarf.engine.options import axis_to_option
 from browndwarf.engine.settings import parse_switch
 from browndwarf.errors import UsageError
 from browndwarf.models.filled import main_type, shape_named
+from browndwarf.models.ggml_types import parse_kv
 from browndwarf.models.named_shapes import SHAPES
 from browndwarf.models.resolve import resolve_model
 from browndwarf.sweep import launch, workload
 from browndwarf.sweep import synthetic as synthetic_models
 from browndwarf.sweep.model import pooled_rates
 from browndwarf.sweep.planned import SweepPlan
-from browndwarf.sweep.served import Settings
+from browndwarf.sweep.served import PRECISION, Settings
 from browndwarf.sweep.sources import AS_IS
 from browndwarf.sweep.space import EMBEDDED, NO_HEAD, Axes
 from browndwarf.sweep.store import read_run
@@ -72,8 +74,8 @@ def axes(
         "n_max": values(n_max, _n_max),
         "p_min": values(p_min, _probability) if p_min else (None,),
         "layers": values(layers, _layers),
-        "kv": values(kv, _kv),
-        "draft_kv": values(draft_kv, str) if draft_kv else (None,),
+        "kv": values(kv, parse_kv),
+        "draft_kv": values(draft_kv, parse_kv) if draft_kv else (None,),
         "ctx": values(ctx, parse_count),
         "parallel": values(parallel, _positive),
         "ubatch": values(ubatch, parse_count) if ubatch else (None,),
@@ -116,6 +118,7 @@ def plan(
     allow_busy: bool,
     llama_dir: str | None,
     docker: str | None,
+    precision: float = PRECISION,
     try_anyway: bool = False,
     fast: bool = False,
     budget_s: float | None = None,
@@ -156,6 +159,7 @@ def plan(
         workloads=tuple(w.head(prompts) for w in loaded),
         settings=Settings(
             repeats=repeats,
+            precision=precision,
             prompts=prompts,
             n_predict=tokens,
             seed=seed,
@@ -271,26 +275,12 @@ def _probability(text: str) -> float:
     return value
 
 
-_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-
-
-def _kv(text: str) -> str:
-    parts = text.lower().split(":")
-    if len(parts) > 2 or any(part not in _KV_TYPES for part in parts):
-        raise UsageError(
-            f"{text} is no KV cache type",
-            why=f"known are {', '.join(_KV_TYPES)}",
-            fix="write e.g. f16,q8_0, or q8_0:q4_0 for K and V",
-        )
-    return ":".join(parts)
-
-
 def _switch(text: str) -> bool:
     return parse_switch("--backend-sampling", text)
 
 
 def _rates(text: str, n_max: int) -> tuple[float, ...]:
-    if (profile := run_of(text)) is not None:
+    if (profile := find_run(text)) is not None:
         return _measured_rates(profile, n_max)
     made = tuple(_probability(part) for part in split(text))
     if len(made) < n_max:
@@ -305,12 +295,6 @@ def _rates(text: str, n_max: int) -> tuple[float, ...]:
             fix="write them in falling order, e.g. .80,.54,.43",
         )
     return made
-
-
-def run_of(text: str) -> Path | None:
-    """The run directory that ``text`` names, by path or by its name in runs/; None otherwise."""
-    places = (Path(text).expanduser(), Path("runs") / text)
-    return next((p for p in places if (p / "run.sqlite").is_file()), None)
 
 
 def _measured_rates(directory: Path, n_max: int) -> tuple[float, ...]:

@@ -57,6 +57,13 @@ def sweep(
     ] = "prose,code,json,chat",
     prompts: Annotated[int, typer.Option(min=1, help="Prompts per workload, at most.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats; under 3 proves little.")] = 3,
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="Short cells are repeated until their mean is known this well (standard error), "
+            "four times --repeats at most. 0: never more than --repeats."
+        ),
+    ] = "2%",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 128,
     seed: Annotated[int, typer.Option(help="Seed of every request.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
@@ -113,8 +120,9 @@ def sweep(
     """Measure MTP configurations with the real llama-server; find the fastest."""
     from browndwarf.cli import requests, sweeping
     from browndwarf.cli.render import Output
+    from browndwarf.cli.runs import run_directory
     from browndwarf.errors import UsageError
-    from browndwarf.units import parse_duration
+    from browndwarf.units import parse_duration, parse_share
 
     out = Output(json=json)
     patience_s = parse_duration(patience)
@@ -127,7 +135,7 @@ def sweep(
                 fix=f"browndwarf sweep --resume {shlex.quote(resume)}",
             )
         done = sweeping.resume(
-            sweeping.run_directory(resume),
+            run_directory(resume),
             out,
             patience_s=patience_s,
             allow_busy=allow_busy,
@@ -165,6 +173,7 @@ def sweep(
             workloads=workload,
             prompts=prompts,
             repeats=repeats,
+            precision=parse_share(precision),
             tokens=tokens,
             seed=seed,
             temperature=temperature,

@@ -18,6 +18,7 @@ import msgspec
 from browndwarf.cli.live import LiveSweep
 from browndwarf.cli.machine import devices, memory_here
 from browndwarf.cli.render import Output
+from browndwarf.cli.runs import run_directory
 from browndwarf.engine.locate import Build, choose_build, find_builds
 from browndwarf.engine.options import ServerOptions, command_text, server_argv
 from browndwarf.engine.process import LoadProgress
@@ -26,7 +27,6 @@ from browndwarf.errors import (
     Interrupted,
     MachineBusy,
     StorageError,
-    UsageError,
 )
 from browndwarf.hardware.devices import ListedDevice, machine
 from browndwarf.plan.gate import BudgetGate
@@ -337,23 +337,5 @@ def save_recipe(recipe: Recipe, directory: Path) -> list[Path]:
 
 
 def view_run(text: str) -> RunView:
-    """Read a run; see ``run_directory``."""
+    """Read a run; see ``runs.run_directory``."""
     return read_run(run_directory(text))
-
-
-def run_directory(text: str) -> Path:
-    """A run by its path, or by its name below ``runs/``; ``last`` is the newest."""
-    path = Path(text)
-    if text == "last":
-        runs = sorted(Path("runs").glob("*/run.sqlite"), key=lambda p: p.stat().st_mtime)
-        if not runs:
-            raise UsageError(
-                "there is no run here yet",
-                why=f"no run lies in {Path('runs').absolute()}",
-                fix="name its directory, go to the folder that it was made in, or make one with "
-                "`browndwarf sweep`",
-            )
-        path = runs[-1].parent
-    elif not path.exists() and (Path("runs") / text).exists():
-        path = Path("runs") / text
-    return path

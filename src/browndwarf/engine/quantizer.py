@@ -34,7 +34,7 @@ from browndwarf.errors import (
     ToolFailed,
     UsageError,
 )
-from browndwarf.files import place
+from browndwarf.files import check_writable, place
 from browndwarf.units import format_bytes
 
 DISK_RESERVE_BYTES = 32 << 20
@@ -245,6 +245,8 @@ def _check_disk(dest: Path, needed: int) -> None:
         raise StorageError(
             f"cannot write to {dest.parent}", why=str(exc), fix="create the folder first"
         ) from exc
+    # A read-only file system may have no room either, but that is not what is wrong with it.
+    check_writable(dest.parent, f"write {dest.name}")
     if free < needed:
         raise _disk_full(dest, needed)
 

@@ -74,6 +74,26 @@ GGML_TYPES: dict[str, GgmlType] = {t.name: t for t in _ALL}
 TYPE_BY_NUMBER: dict[int, GgmlType] = {t.number: t for t in _ALL}
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+#: Types that lose nothing of a model when they are the source of a quantization.
+HIGH_PRECISION = frozenset({"F32", "F16", "BF16", "F64"})
+
+
+def parse_kv(text: str) -> str:
+    """A KV cache type, or K:V where they differ, in lower case.
+
+    Raises:
+        UsageError: it is none that llama.cpp takes.
+    """
+    parts = text.strip().lower().split(":")
+    if len(parts) > 2 or any(part not in KV_TYPES for part in parts):
+        raise UsageError(
+            f"{text} is no KV cache type",
+            why=f"known are {', '.join(KV_TYPES)}",
+            fix="write e.g. f16,q8_0, or q8_0:q4_0 for K and V",
+        )
+    return ":".join(parts)
+
+
 """What ``--cache-type-k`` and ``--cache-type-v`` take, largest first."""
 
 FILE_TYPES: dict[int, str] = {

@@ -19,13 +19,12 @@ from pathlib import Path
 
 from browndwarf.errors import ModelNotFound, RunChanged, UsageError
 from browndwarf.files import sha256_of, storage_errors
+from browndwarf.models.ggml_types import HIGH_PRECISION
 from browndwarf.models.gguf import ModelInfo, Tensor
 from browndwarf.models.imatrix import Imatrix, check_imatrix, read_imatrix
 from browndwarf.plan.legal import legal_types, tensor_bytes
 from browndwarf.plan.quantization import QuantizationPlan
 from browndwarf.plan.verify import Layout, listed
-
-HIGH_PRECISION = frozenset({"F32", "F16", "BF16", "F64"})
 
 
 def type_lines(types: Mapping[str, str]) -> str:

@@ -23,10 +23,10 @@ from browndwarf.engine.locate import Build
 from browndwarf.engine.quantizer import QuantizeResult, quantize
 from browndwarf.errors import EngineUnsupported, Interrupted, RunChanged, UsageError
 from browndwarf.files import storage_errors
+from browndwarf.models.ggml_types import HIGH_PRECISION
 from browndwarf.models.gguf import ModelInfo, fingerprint, read_model
 from browndwarf.models.imatrix import Imatrix, check_imatrix, read_imatrix
 from browndwarf.plan.inputs import (
-    HIGH_PRECISION,
     check_dest,
     placed,
     plans_imatrix,

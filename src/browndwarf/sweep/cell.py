@@ -2,7 +2,8 @@
 
 The server's own timings are the measurement; the client only asks and writes down. Prompt cache
 off, fixed seeds, greedy unless told otherwise, one discarded warm-up, the same prompts in every
-repeat. Acceptance per position comes from the server's counters, read before and after.
+repeat, and more repeats where those asked for scatter. Acceptance per position comes from the
+server's counters, read before and after.
 
 The boundary: ``served.Served`` is what is needed of a running server, so that a fake fits.
 
@@ -33,8 +34,8 @@ from browndwarf.records import (
     Rate,
     RequestTrace,
 )
-from browndwarf.stats import Summary, summarize
-from browndwarf.sweep.pace import Pacer
+from browndwarf.stats import relative_error, summarize
+from browndwarf.sweep.pace import WAIT_S, Tempo
 from browndwarf.sweep.served import Counters, Observation, Observer, Served, Settings
 from browndwarf.sweep.space import Configuration, cell_id
 from browndwarf.sweep.workload import Workload
@@ -42,8 +43,15 @@ from browndwarf.sweep.workload import Workload
 #: Below this share of accepted drafts the drafter does not belong to the target.
 LOWEST_ACCEPTANCE = 0.05
 
-#: Repeats of the same work that differ by more than this share of their mean.
-UNSTEADY_SPREAD = 0.25
+#: A mean that is not known better than this, relative standard error, is unsteady. Three repeats
+#: that differ by a quarter of their mean are about there.
+UNSTEADY_ERROR = 0.07
+#: A cell is repeated so many times as often as asked for, at most, until its mean is known ...
+MOST_TIMES = 4
+#: ... unless it has generated for so long: what changes within seconds is averaged then.
+LONG_S = 4.0
+#: Fewer repeats than this are somebody's wish to be quick.
+LEAST_REPEATS = 3
 
 #: Tokens of the discarded warm-up request.
 WARM_UP_TOKENS = 16
@@ -65,12 +73,14 @@ async def measure(
     *,
     warm_up: bool = True,
     observe: Observer = Observation,
-    pacer: Pacer | None = None,
+    tempo: Tempo | None = None,
+    wait_s: float | None = None,
 ) -> CellRecord:
     """Measure ``workload`` on a running server.
 
     ``observe`` says what was seen on the machine meanwhile; what it saw before is dropped.
-    ``pacer`` is asked between requests how fast the machine is.
+    ``tempo`` is asked between requests how fast the machine is, and waits for its fast pace,
+    ``wait_s`` at most in all (``WAIT_S`` unless given).
 
     Raises:
         ServerError: a request failed; nothing is recorded then.
@@ -88,9 +98,12 @@ async def measure(
     traces: list[RequestTrace] = []
     rates: list[float] = []
     observe()
-    for repeat in range(settings.repeats):
+    waiting = _Waiting(tempo, WAIT_S if wait_s is None else wait_s)
+    for repeat in range(MOST_TIMES * settings.repeats):
+        if repeat >= settings.repeats and _enough(job.configuration, traces, settings, tempo):
+            break
         start = time.perf_counter()
-        made, rate = await _one_run(served, job.configuration, texts, repeat, settings, pacer)
+        made, rate = await _one_run(served, job.configuration, texts, repeat, settings, waiting)
         window = time.perf_counter() - start
         # Slots overlap: together they cannot generate for longer than the window lasted.
         served_ms = math.fsum(t.prompt_ms + t.predicted_ms for t in made)
@@ -101,7 +114,7 @@ async def measure(
     acceptance, counted = await _acceptance(served, before, traces)
     marks = list(seen.marks) + _marks(job.configuration, traces, acceptance, counted, settings)
     decode = summarize(rates)
-    if min(decode.relative_spread, _even_spread(traces, decode)) > UNSTEADY_SPREAD:
+    if _repeat_error(traces, rates) > UNSTEADY_ERROR:
         marks.append("unsteady")
     cycles = sum(t.cycles for t in traces)
     timed = sum(max(t.predicted_n - 1, 0) for t in traces)
@@ -130,15 +143,63 @@ async def measure(
     )
 
 
-def _even_spread(traces: Sequence[RequestTrace], raw: Summary) -> float:
-    """The repeats' relative spread were the machine always as fast as the probe says."""
+def _enough(
+    configuration: Configuration,
+    traces: Sequence[RequestTrace],
+    settings: Settings,
+    tempo: Tempo | None,
+) -> bool:
+    """Whether the repeats that were asked for tell the mean well enough, those in a slow spell of
+    the machine set aside.
+
+    Slots that overlap are not repeated: their rate is over the wall, request by request it says
+    nothing.
+    """
+    if settings.repeats < LEAST_REPEATS or not settings.precision or configuration.parallel > 1:
+        return True
+    if math.fsum(t.prompt_ms + t.predicted_ms for t in traces) >= 1e3 * LONG_S:
+        return True
+    limit = tempo.limit if tempo is not None else math.inf
+    fast = [t for t in traces if t.probe_ms <= limit]
+    wanted = len(traces) // (1 + max(t.repeat for t in traces)) * settings.repeats
+    return len(fast) >= wanted / 2 and cycle_error(fast) <= settings.precision
+
+
+def cycle_error(traces: Sequence[RequestTrace]) -> float:
+    """Relative standard error of the mean cycle, as measured or by the probe, which is less.
+
+    A cycle costs the same whatever the text and however much was accepted. Deviations are taken
+    from the mean of the same prompt, since prompts differ in their context.
+    """
+    return min(_deviation(traces, probed) for probed in (False, True))
+
+
+def _deviation(traces: Sequence[RequestTrace], probed: bool) -> float:
+    if probed and not all(t.probe_ms for t in traces):
+        return math.inf
+    by_prompt: dict[str, list[float]] = {}
+    for trace in traces:
+        if trace.cycles and trace.predicted_ms > 0:
+            cycle = trace.predicted_ms / trace.cycles
+            by_prompt.setdefault(trace.prompt_id, []).append(
+                cycle / trace.probe_ms if probed else cycle
+            )
+    relative = [v / (math.fsum(vs) / len(vs)) for vs in by_prompt.values() for v in vs]
+    return relative_error(relative) if len(relative) > len(by_prompt) else 0.0
+
+
+def _repeat_error(traces: Sequence[RequestTrace], rates: Sequence[float]) -> float:
+    """Relative standard error of the mean over the repeats, as measured or by the probe, which is
+    less: a machine that changed its pace made no unsteady cell. 0 for one repeat."""
+    if len(rates) < 2:
+        return 0.0
     if not all(t.probe_ms for t in traces):
-        return raw.relative_spread
+        return relative_error(rates)
     spent: dict[int, float] = {}
     for trace in traces:
         even = trace.predicted_ms / trace.probe_ms
         spent[trace.repeat] = spent.get(trace.repeat, 0.0) + even
-    return summarize(list(spent.values())).relative_spread
+    return min(relative_error(rates), relative_error(list(spent.values())))
 
 
 def failed(job: Job, workload: str, error: BrowndwarfError, *, seed: int) -> CellRecord:
@@ -179,7 +240,7 @@ async def _one_run(
     texts: Sequence[tuple[str, str]],
     repeat: int,
     settings: Settings,
-    pacer: Pacer | None,
+    waiting: _Waiting,
 ) -> tuple[list[RequestTrace], float]:
     """All prompts once. The rate is tokens over decode time; with several slots, over the wall.
 
@@ -190,15 +251,12 @@ async def _one_run(
     work = list(enumerate(texts))
     if slots == 1:
         traces = []
-        before = await pacer.take() if pacer is not None else 0.0
         for index, (prompt_id, text) in work:
             seed = _seed(settings, index, repeat)
+            before = await waiting.settle()
             trace = await _request(served, prompt_id, text, repeat, settings, seed=seed)
-            if pacer is not None:
-                after = await pacer.take()
-                trace = msgspec.structs.replace(trace, probe_ms=math.sqrt(before * after))
-                before = after
-            traces.append(trace)
+            beside = math.sqrt(before * await waiting.take())
+            traces.append(msgspec.structs.replace(trace, probe_ms=beside))
         tokens = sum(max(t.predicted_n - 1, 0) for t in traces)
         spent = math.fsum(t.predicted_ms for t in traces) / 1e3
         return traces, tokens / spent if spent else 0.0
@@ -222,6 +280,24 @@ async def _one_run(
     window = time.perf_counter() - start
     results.sort(key=lambda t: t.prompt_id)
     return results, sum(t.predicted_n for t in results) / window
+
+
+class _Waiting:
+    """The tempo with one cell's patience; without a tempo all answers are 0."""
+
+    def __init__(self, tempo: Tempo | None, wait_s: float) -> None:
+        self._tempo, self._left = tempo, wait_s
+
+    async def settle(self) -> float:
+        """Wait for the fast pace, as long as there is patience."""
+        if self._tempo is None:
+            return 0.0
+        answer, spent = await self._tempo.settle(self._left)
+        self._left = max(self._left - spent, 0.0)
+        return answer
+
+    async def take(self) -> float:
+        return await self._tempo.take() if self._tempo is not None else 0.0
 
 
 def _seed(settings: Settings, index: int, repeat: int) -> int:

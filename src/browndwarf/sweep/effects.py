@@ -29,10 +29,14 @@ LEAST_SHARE = 0.2
 
 
 class Effects:
-    """Measured values per baseline; ``of`` adds up what was not measured."""
+    """Measured values per baseline; ``of`` adds up what was not measured.
 
-    def __init__(self, known: Mapping[Configuration, Values]) -> None:
-        self._known = dict(known)
+    ``signed``: the values are differences, which may be negative; others are times, of which no
+    sum comes near zero.
+    """
+
+    def __init__(self, known: Mapping[Configuration, Values], *, signed: bool = False) -> None:
+        self._known, self._signed = dict(known), signed
 
     def measured(self, base: Configuration) -> bool:
         """Whether the values of this group were measured."""
@@ -56,6 +60,8 @@ class Effects:
             best = (len(steps), made)
         if best is None:
             return None
+        if self._signed:
+            return best[1]
         floor = LEAST_SHARE * min((v[0] for v in self._known.values() if v), default=0.0)
         return tuple(max(value, floor) for value in best[1])
 

@@ -28,10 +28,11 @@ from browndwarf.engine.quantizer import quantize
 from browndwarf.engine.tools import bench
 from browndwarf.engine.wire import SpecCounters
 from browndwarf.errors import EngineError, EngineUnsupported, ModelError, RequestFailed
+from browndwarf.models.ggml_types import HIGH_PRECISION
 from browndwarf.models.gguf import read_model
 from browndwarf.sweep import synthetic
 from browndwarf.sweep.launch import server_options
-from browndwarf.sweep.pace import Pacer
+from browndwarf.sweep.pace import WAIT_S, CurvePass, Pacer, Tempo, evened_curve
 from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.probe import reference_server
 from browndwarf.sweep.served import Answer, Served, Settings
@@ -44,12 +45,10 @@ T = TypeVar("T")
 
 #: Repetitions of each batch size; a batch takes about as long as a token.
 CURVE_REPETITIONS = 20
-#: Passes over all sizes where the processor computes; each takes less than a second or two there.
-CURVE_PASSES = 4
+#: Passes over all sizes beside a probe of the machine's pace, and seconds after which there is no
+#: further one.
+CURVE_PASSES = 8
 CURVE_PATIENCE_S = 8.0
-
-#: Types that lose nothing when they are the source of a quantization.
-_HIGH_PRECISION = frozenset({"F32", "F16", "BF16"})
 
 
 class RunningServer:
@@ -195,27 +194,35 @@ class LocalEngine:
                 cancel.set()
                 raise
 
-    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+    async def batch_curve(
+        self, configuration: Configuration, tokens: int, tempo: Tempo | None = None
+    ) -> tuple[float, ...]:
         """Milliseconds of a batch of 1 to ``tokens`` tokens, from llama-bench.
 
-        The median over repetitions. On a processor whose pace changes the least of several passes:
-        each size meets a fast spell in one of them. Empty where the build has no llama-bench, or it
-        fails: the model does without.
+        The median over repetitions; with a ``tempo`` over several passes too, each evened out by
+        the probe before and after it. Empty where the build has no llama-bench, or it fails: the
+        model does without.
         """
         if "llama-bench" not in self._build.tools:
             return ()
-        passes: list[dict[int, float]] = []
-        begun = time.monotonic()
-        while len(passes) < (CURVE_PASSES if self._paced else 1):
+        if tempo is None:
             found = await self._curve_pass(configuration, tokens)
-            if len(found) < tokens:
+            return evened_curve([CurvePass(found, 1.0, 1.0)] if found else [])
+        passes: list[CurvePass] = []
+        begun, waited = time.monotonic(), 0.0
+        while len(passes) < CURVE_PASSES:
+            before, spent = await tempo.settle(max(WAIT_S - waited, 0.0))
+            waited += spent
+            found = await self._curve_pass(configuration, tokens)
+            if not found:
                 return ()
-            passes.append(found)
-            if time.monotonic() - begun > CURVE_PATIENCE_S:
-                break  # a large model: its passes see fast spells and slow ones each
-        return tuple(min(one[n] for one in passes) for n in range(1, tokens + 1))
+            passes.append(CurvePass(found, before, await tempo.take()))
+            if time.monotonic() - begun - waited > CURVE_PATIENCE_S:
+                break  # a large model: one pass sees fast spells and slow ones
+        return evened_curve(passes, tempo.limit)
 
-    async def _curve_pass(self, configuration: Configuration, tokens: int) -> dict[int, float]:
+    async def _curve_pass(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+        """Milliseconds for each size; empty when llama-bench fails."""
         k, v = configuration.kv_pair
         cancel = threading.Event()
         try:
@@ -236,8 +243,10 @@ class LocalEngine:
             cancel.set()
             raise
         except EngineError:
-            return {}
-        return {row.n_prompt: statistics.median(row.samples_ns) / 1e6 for row in rows}
+            return ()
+        found = {row.n_prompt: statistics.median(row.samples_ns) / 1e6 for row in rows}
+        sizes = range(1, tokens + 1)
+        return tuple(found[n] for n in sizes) if all(n in found for n in sizes) else ()
 
     def options(self, configuration: Configuration) -> ServerOptions:
         """The server options of a configuration, with the paths of its files."""
@@ -298,7 +307,7 @@ class LocalEngine:
             if source.shape is not None:
                 synthetic.write(source, dest, name)
                 return
-            requantize = source.type not in _HIGH_PRECISION
+            requantize = source.type not in HIGH_PRECISION
             result = quantize(
                 self._build, path, dest, name, allow_requantize=requantize, cancel=cancel
             )

@@ -6,12 +6,14 @@ P, the unconditional acceptance per position, depends on the head, the text and 
 hardly on the hardware. T depends on the hardware, the types and the options, and not on the text:
 T0 is the baseline's step, v(k) the cost of a batch of k tokens relative to one (from llama-bench),
 d the head's cost per drafted token, c what a cycle costs beside. Each factor is measured where it
-is cheap; the grid is their product.
+is cheap; the grid is their product. The context behind a step makes it dearer: T0 and d grow with
+the workload's depth, where the workloads differ enough in it to tell (``steps``).
 
 Assumptions, and where they end: acceptance at position i is the same whatever n_max (within a few
-percent); d depends on the head and, by an offset, on the group; a group that was not measured
-costs what its settings cost one by one (``effects``); one slot. With several slots nothing is
-predicted.
+percent); d depends on the head, c and d by offsets on the group; a group that was not measured
+costs what its settings cost one by one (``effects``); one slot. What a nextn head does again after
+each batch goes with n and is in d and c, what a recurrent model rolls back is in c. With several
+slots nothing is predicted.
 
 Example:
     >>> model = FactorModel(cells, curves)                          # doctest: +SKIP
@@ -32,6 +34,7 @@ from browndwarf.sweep.analysis import configuration_of
 from browndwarf.sweep.effects import Effects
 from browndwarf.sweep.pace import Pace
 from browndwarf.sweep.space import Configuration
+from browndwarf.sweep.steps import TELLING_TOKENS, Steps, depth_of
 
 #: 90% of a normal distribution lies within so many standard deviations.
 Z90 = 1.645
@@ -43,6 +46,8 @@ UNSEEN_ERROR = 0.04
 SPOILED = frozenset({"busy", "spilled", "throttled", "cache-hit"})
 #: Pull of the unknown costs towards their common value, in squared milliseconds per data point.
 RIDGE = 1e-3
+#: Tokens that the growth of d is fitted in, so that its unknown is as large as the others.
+DEPTH_UNIT = 1000.0
 
 Curve = Sequence[float]
 HeadKey = tuple[str | None, float | None, str | None]
@@ -138,9 +143,7 @@ class FactorModel:
     ) -> None:
         self.pace = pace or Pace(cells)
         usable = [c for c in cells if c.cycle_ms and trusted(c, allow_busy)]
-        steps = _baseline_steps(usable, self.pace)
-        self._counts = {base: len(values) for base, values in steps.items()}
-        self._steps = Effects({b: (math.fsum(v) / len(v),) for b, v in steps.items()})
+        self._steps = Steps(usable, self.pace)
         bases = {configuration_of(c).baseline() for c in cells}
         self._curves = Effects(
             {b: tuple(curve) for b in bases if (curve := curves.get(b.group_label()))}
@@ -155,17 +158,17 @@ class FactorModel:
     def predict(self, configuration: Configuration, workload: str) -> Prediction | None:
         """Decode tok/s with a 90% interval; None where a factor is not known yet."""
         base = configuration.baseline()
-        step = self._steps.of(base)
+        depth = self._steps.depth_on(workload)
+        step = self._steps.ms(base, depth=depth)
         if configuration.parallel != 1 or step is None:
             return None
         unseen = 0.0 if self._steps.measured(base) else UNSEEN_ERROR
-        # The plain step is a mean of measurements, each with the noise of one.
-        shared = self.pace.noise / math.sqrt(self._counts.get(base, 1))
+        shared = self._steps.error(base)
         if not configuration.speculative:
-            return self._interval(1e3 / step[0], math.hypot(self.error, unseen, shared))
+            return self._interval(1e3 / step, math.hypot(self.error, unseen, shared))
         key = head_key(configuration)
         profile = self._profiles.get((key, workload)) or self._any_head.get((None, workload))
-        cycle = self.cycle_ms(configuration)
+        cycle = self.cycle_ms(configuration, depth=depth)
         if profile is None or cycle is None:
             return None
         length, deviation = profile.length(configuration.n_max)
@@ -183,51 +186,60 @@ class FactorModel:
             decode_tok_s=speed, low=speed / spread, high=speed * spread, probe_ms=reference
         )
 
-    def cycle_ms(self, configuration: Configuration) -> float | None:
-        """T(n) of a speculative configuration; None without its group's plain step."""
+    def cycle_ms(self, configuration: Configuration, *, depth: float | None = None) -> float | None:
+        """T(n) of a speculative configuration with ``depth`` tokens in the cache (the first
+        baseline's unless given); None without its group's plain step."""
         base = configuration.baseline()
-        step = self._steps.of(base)
+        step = self._steps.ms(base)
         if step is None:
             return None
-        n = configuration.n_max
-        offset = self._offsets.of(base) or (0.0,)
-        made = self._verify_ms(base, step[0], n) + self._fixed
-        made += n * (self._draft_ms(configuration) + offset[0])
+        n, further = configuration.n_max, 0.0 if depth is None else depth - self._steps.depth
+        draft_more, fixed_more = self._offsets.of(base) or (0.0, 0.0)
+        made = self._verify_ms(base, step, n, further) + self._fixed + fixed_more
+        made += n * (self._draft_ms(configuration) + draft_more + self._draft_growth * further)
         # Verifying more tokens is never cheaper than a plain step.
-        return max(made, step[0])
+        return max(made, self._verify_ms(base, step, 0, further))
 
-    def _verify_ms(self, base: Configuration, step_ms: float, n: int) -> float:
-        return step_ms * relative_cost(self._curves.of(base), n + 1)
+    def _verify_ms(self, base: Configuration, step_ms: float, n: int, further: float) -> float:
+        # The cache is read once for the whole batch.
+        growth = self._steps.growth(base) * further
+        return step_ms * relative_cost(self._curves.of(base), n + 1) + growth
 
     def _draft_ms(self, configuration: Configuration) -> float:
         return self._draft.get(head_key(configuration), self._mean_draft)
 
     def _fit(self, cells: Sequence[CellRecord]) -> None:
-        """Least squares for c, d(head) and an offset per group, pulled towards their means."""
-        self._fixed, self._mean_draft = 0.0, 0.0
+        """Least squares for c, d(head), each group's offsets to both, and what a token in the cache
+        adds to d; all pulled towards 0."""
+        self._fixed, self._mean_draft, self._draft_growth = 0.0, 0.0, 0.0
         self._draft: dict[HeadKey, float] = {}
         self._offsets = Effects({})
         self.error = LEAST_ERROR
         known = []
         for cell in cells:
             configuration = configuration_of(cell)
-            step = self._steps.of(configuration.baseline())
+            step = self._steps.ms(configuration.baseline())
             if step is not None:
-                known.append((configuration, step[0], self.pace.cycle_ms(cell) or 0.0))
+                further = depth_of(cell) - self._steps.depth
+                known.append((configuration, step, further, self.pace.cycle_ms(cell) or 0.0))
         if not known:
             return
-        heads = list(dict.fromkeys(head_key(c) for c, _, _ in known))
-        bases = list(dict.fromkeys(c.baseline() for c, _, _ in known))
-        width = 2 + len(heads) + len(bases)
+        heads = list(dict.fromkeys(head_key(c) for c, *_ in known))
+        bases = list(dict.fromkeys(c.baseline() for c, *_ in known))
+        draft_at, fixed_at = 2 + len(heads), 2 + len(heads) + len(bases)
+        width = fixed_at + len(bases) + 1
+        telling = max(abs(further) for _, _, further, _ in known) >= TELLING_TOKENS
         rows, values, weights = [], [], []
-        for configuration, step_ms, cycle in known:
+        for configuration, step_ms, further, cycle in known:
             base, n = configuration.baseline(), configuration.n_max
             row = np.zeros(width)
             row[0], row[1] = 1.0, n
             row[2 + heads.index(head_key(configuration))] = n
-            row[2 + len(heads) + bases.index(base)] = n
+            row[draft_at + bases.index(base)] = n
+            row[fixed_at + bases.index(base)] = 1.0
+            row[-1] = n * further / DEPTH_UNIT if telling else 0.0
             rows.append(row)
-            values.append(cycle - self._verify_ms(base, step_ms, n))
+            values.append(cycle - self._verify_ms(base, step_ms, n, further))
             weights.append(1.0 / cycle)
         matrix = np.array(rows) * np.array(weights)[:, None]
         target = np.array(values) * np.array(weights)
@@ -236,25 +248,18 @@ class FactorModel:
         normal = matrix.T @ matrix + np.diag(pull)
         solved = np.linalg.solve(normal, matrix.T @ target)
         self._fixed, self._mean_draft = float(solved[0]), float(solved[1])
+        self._draft_growth = float(solved[-1]) / DEPTH_UNIT
         self._draft = {h: self._mean_draft + float(solved[2 + i]) for i, h in enumerate(heads)}
         self._offsets = Effects(
-            {b: (float(solved[2 + len(heads) + i]),) for i, b in enumerate(bases)}
+            {
+                b: (float(solved[draft_at + i]), float(solved[fixed_at + i]))
+                for i, b in enumerate(bases)
+            },
+            signed=True,
         )
         residual = matrix @ solved - target
         spare = max(len(values) - width, 1)
         self.error = max(LEAST_ERROR, float(np.sqrt((residual**2).sum() / spare)))
-
-
-def _baseline_steps(
-    cells: Sequence[CellRecord], pace: Pace
-) -> dict[Configuration, tuple[float, ...]]:
-    """Milliseconds of a plain step in each of a group's baseline cells."""
-    sums: dict[Configuration, list[float]] = {}
-    for cell in cells:
-        cycle = pace.cycle_ms(cell)
-        if cell.head_type is None and cycle:
-            sums.setdefault(configuration_of(cell), []).append(cycle)
-    return {base: tuple(values) for base, values in sums.items()}
 
 
 def _profiles(

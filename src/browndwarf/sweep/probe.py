@@ -31,8 +31,8 @@ from browndwarf.sweep.pace import Pacer
 #: Steps whose median is one answer, and seconds after which no further one is asked for.
 STEPS = 6
 PATIENCE_S = 0.1
-#: An answer holds for so many seconds.
-FRESH_S = 0.25
+#: An answer holds for so many seconds. Machines were seen to change their pace within a cell.
+FRESH_S = 0.03
 PROMPT = "The old boat"
 
 

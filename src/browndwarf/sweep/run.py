@@ -28,7 +28,7 @@ from browndwarf.sweep.cell import Job, failed, measure, predicted, unmeasured
 from browndwarf.sweep.cliff import spilled
 from browndwarf.sweep.events import CellDone, Finished, Listener, Measuring, Started
 from browndwarf.sweep.model import FactorModel
-from browndwarf.sweep.pace import Pacer
+from browndwarf.sweep.pace import Pace, Pacer, Tempo
 from browndwarf.sweep.planned import SweepPlan, confirm_jobs, group_jobs
 from browndwarf.sweep.search import (
     REFINEMENTS,
@@ -42,12 +42,15 @@ from browndwarf.sweep.search import (
 from browndwarf.sweep.served import Engine, Observer, Quiet, Served
 from browndwarf.sweep.space import Configuration, Group, cell_id
 from browndwarf.sweep.store import RunStore
-from browndwarf.sweep.workload import Workload
+from browndwarf.sweep.workload import Workload, for_steps
 
 #: How often a cell is measured at most when others disturb it.
 ATTEMPTS = 3
 #: How many are confirmed beside their baselines.
 CONFIRMED = 3
+#: How long one of a fast sweep's first cells waits for the machine's fast pace, in seconds: all
+#: else rests on it.
+EXPLORING_WAIT_S = 20.0
 #: Marks that another try may lift.
 WORTH_A_RETRY = frozenset({"busy", "unsteady"})
 
@@ -105,11 +108,12 @@ class _Walk:
         pacer: Pacer | None,
     ) -> None:
         self._plan, self._store, self._engine = plan, store, engine
-        self._quiet, self._listen, self._pacer = quiet, listen, pacer
+        self._quiet, self._listen = quiet, listen
+        self._tempo = Tempo(pacer) if pacer is not None else None
         self._have = {c.id: c for c in store.cells() if c.status not in ("failed", "predicted")}
         self._seen = dict(self._have)
         self._total = plan.grid_cells
-        self._measured = 0
+        self._measured, self._exploring = 0, plan.fast
         self._generating = sum(c.generating_s for c in self._have.values())
         self._clock = time.perf_counter()
         self._earlier_wall: float = store.meta("wall_s") or 0.0
@@ -124,6 +128,8 @@ class _Walk:
                 await self._batch_curves(self._plan.axes.groups())
             for job in self._plan.jobs():
                 await self.job(job, self._plan.workloads)
+        await self._slow_ones_again()
+        self._exploring = False
         if self._plan.confirm:
             jobs = confirm_jobs(self._best())
             self._total += len(jobs) * len(self._plan.workloads)
@@ -138,10 +144,9 @@ class _Walk:
 
     async def _explore(self) -> None:
         """Measure what settles most, until the winner is separated or the budget is spent."""
-        names = [w.name for w in self._plan.workloads]
-        self._total = max(
-            exploration_cells(self._plan.axes, names) + REFINEMENTS * len(names), len(self._have)
-        )
+        names, plain = [w.name for w in self._plan.workloads], for_steps(self._plan.workloads)
+        explored = exploration_cells(self._plan.axes, names, plain)
+        self._total = max(explored + REFINEMENTS * len(names), len(self._have))
         while not self._budget_spent():
             groups = explored_groups(self._plan.axes, list(self._seen.values()))
             curves = await self._batch_curves(groups)
@@ -150,6 +155,7 @@ class _Walk:
                 names,
                 list(self._seen.values()),
                 curves,
+                plain=plain,
                 allow_busy=self._plan.allow_busy,
             )
             if step is None:
@@ -157,6 +163,32 @@ class _Walk:
             chosen = [w for w in self._plan.workloads if w.name in step.workloads]
             await self.job(step.job, chosen)
         self._total = len(self._have)
+
+    async def _slow_ones_again(self) -> None:
+        """Measure once more what ran while the machine was slow: it may be faster now.
+
+        Of few cells each counts for much, and evening out is a makeshift.
+        """
+        pace = Pace(self._seen.values())
+        slow = [c for c in grid(self._seen.values()) if c.attempts == 1 and pace.slow(c)]
+        by_job: dict[Job, list[Workload]] = {}
+        for cell in slow:
+            job = Job(configuration=configuration_of(cell), role=cell.role, group=cell.group)
+            named = [w for w in self._plan.workloads if w.name == cell.workload]
+            by_job.setdefault(job, []).extend(named)
+        for job, workloads in by_job.items():
+            if self._budget_spent():
+                return
+            await self._configuration(job, workloads)
+
+    def _better(self, cell: CellRecord) -> CellRecord:
+        """Of a cell and its earlier measurement the one that ran more at the fast pace."""
+        earlier = self._seen.get(cell.id)
+        if earlier is None or earlier.status != "ok":
+            return cell
+        pace = Pace([*self._seen.values(), cell])
+        chosen = max(cell, earlier, key=pace.fast_share)
+        return msgspec.structs.replace(chosen, attempts=earlier.attempts + cell.attempts)
 
     async def _batch_curves(self, groups: Sequence[Group]) -> dict[str, tuple[float, ...]]:
         """Per group, the cost of batches of 1 to n_max + 1 tokens; measured once per run."""
@@ -180,7 +212,7 @@ class _Walk:
             await self._quiet.settle()
         try:
             await self._engine.prepare(base)
-            return await self._engine.batch_curve(base, tokens)
+            return await self._engine.batch_curve(base, tokens, self._tempo)
         except (EngineError, ModelError):
             return ()  # its cells will say what is wrong
 
@@ -262,7 +294,7 @@ class _Walk:
                         cell = await self._measure(
                             served, job, workload, observe, warm_up=index == 0
                         )
-                        self._save(cell)
+                        self._save(self._better(cell))
                         left.remove(workload)
         except EngineNotFound:
             raise
@@ -291,7 +323,8 @@ class _Walk:
                 self._plan.settings,
                 warm_up=warm_up and attempt == 1,
                 observe=observe,
-                pacer=self._pacer,
+                tempo=self._tempo,
+                wait_s=EXPLORING_WAIT_S if self._exploring else None,
             )
             spent += cell.generating_s
             if self._plan.allow_busy or not WORTH_A_RETRY.intersection(cell.marks):

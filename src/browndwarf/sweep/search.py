@@ -2,8 +2,9 @@
 
 The steps, each only for what is still missing:
 
-1. the baseline of the first group and of those that differ from it in one setting, on one
-   workload: a step costs the same whatever the text, and other groups' costs add up (``effects``);
+1. the baseline of the first group and of those that differ from it in one setting: a step costs
+   the same whatever the text, and other groups' costs add up (``effects``), so one workload is
+   enough, or two where prompts differ much in length (``steps``);
 2. every head in the first group, at the largest n_max, on all workloads: acceptance;
 3. one head in each of the other groups, and in the first one at n_max 1: what a cycle costs there;
 4. whoever could still be the fastest by the model's intervals, one after the other, until the
@@ -62,14 +63,16 @@ def next_step(
     cells: Sequence[CellRecord],
     curves: Mapping[str, Curve],
     *,
+    plain: Sequence[str] = (),
     allow_busy: bool = False,
 ) -> Step | None:
     """The next thing to measure before the confirmation; None when nothing is worth it.
 
+    ``plain``: the workloads that plain steps are measured on, the first one unless given.
     ``cells`` holds failed ones too: what was tried is not asked for again.
     """
     tried = {(configuration_of(c).key(), c.workload) for c in cells if c.status != "predicted"}
-    exploration = list(_exploration(axes, workloads, cells))
+    exploration = list(_exploration(axes, workloads, plain, cells))
     for step in exploration:
         missing = tuple(w for w in step.workloads if (step.job.configuration.key(), w) not in tried)
         if missing:
@@ -108,9 +111,9 @@ def _depth(configuration: Configuration) -> tuple[Configuration, int]:
     return configuration.baseline(), configuration.n_max
 
 
-def exploration_cells(axes: Axes, workloads: Sequence[str]) -> int:
+def exploration_cells(axes: Axes, workloads: Sequence[str], plain: Sequence[str] = ()) -> int:
     """How many cells the first three steps take."""
-    return sum(len(step.workloads) for step in _exploration(axes, workloads, ()))
+    return sum(len(step.workloads) for step in _exploration(axes, workloads, plain, ()))
 
 
 def explored_groups(axes: Axes, cells: Sequence[CellRecord] = ()) -> list[Group]:
@@ -179,13 +182,13 @@ def _estimate(
 
 
 def _exploration(
-    axes: Axes, workloads: Sequence[str], cells: Sequence[CellRecord]
+    axes: Axes, workloads: Sequence[str], plain: Sequence[str], cells: Sequence[CellRecord]
 ) -> Iterator[Step]:
     """Steps 1 to 3, in order."""
     groups = explored_groups(axes, cells)
     first = workloads[:1]
     for group in groups:
-        yield Step(_job(group.baseline), tuple(first))
+        yield Step(_job(group.baseline), tuple(plain or first))
     if not groups or not groups[0].candidates:
         return
     deepest = _deepest(groups[0])

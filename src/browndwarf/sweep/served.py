@@ -18,15 +18,23 @@ from typing import Protocol
 
 import msgspec
 
-from browndwarf.sweep.pace import Pacer
+from browndwarf.sweep.pace import Pacer, Tempo
 from browndwarf.sweep.space import Configuration
 from browndwarf.sweep.workload import Prompt
 
+#: Relative standard error of a cell's cycle time that is good enough.
+PRECISION = 0.02
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """How cells are measured; the same for all cells of a run."""
+    """How cells are measured; the same for all cells of a run.
+
+    ``precision``: the relative standard error of a cell's cycle time from which on it is not
+    repeated more often than ``repeats`` says; 0 never repeats more often.
+    """
 
     repeats: int = 3
+    precision: float = PRECISION
     prompts: int = 4
     n_predict: int = 128
     temperature: float = 0.0
@@ -146,8 +154,11 @@ class Engine(Protocol):
     def pacing(self, log_path: Path) -> AbstractAsyncContextManager[Pacer | None]:
         """A probe of the machine's speed while the context is open; None without one."""
 
-    async def batch_curve(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
-        """Milliseconds of a batch of 1 to ``tokens`` tokens; empty where it cannot be told."""
+    async def batch_curve(
+        self, configuration: Configuration, tokens: int, tempo: Tempo | None = None
+    ) -> tuple[float, ...]:
+        """Milliseconds of a batch of 1 to ``tokens`` tokens; empty where it cannot be told.
+        ``tempo`` waits for the machine's fast pace, and evens them out."""
 
     def does_not_fit(self, configuration: Configuration) -> dict[str, str] | None:
         """Why the configuration cannot fit, as an error record; None when it may."""

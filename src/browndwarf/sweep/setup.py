@@ -24,7 +24,7 @@ from browndwarf.records import EngineRecord, ModelRecord
 from browndwarf.sweep import synthetic
 from browndwarf.sweep.launch import check_plan
 from browndwarf.sweep.planned import SweepPlan
-from browndwarf.sweep.sources import AS_IS, Source, parse_type
+from browndwarf.sweep.sources import AS_IS, Source, check_place, parse_type, variant_path
 from browndwarf.sweep.space import EMBEDDED, Axes
 
 
@@ -53,6 +53,7 @@ def prepare(
         ModelNotFound, BadModelFile: a file is missing or damaged.
         HeadMismatch: the drafter does not belong to the target (``force_head`` overrides).
         UsageError, EngineUnsupported: an axis or option is impossible.
+        StorageError, DiskFull: there is no place for the files that are to be made.
     """
     if plan.synthetic is not None:
         synthetic.ensure(plan.synthetic, plan.model, plan.draft, on_make)
@@ -68,6 +69,7 @@ def prepare(
     check_plan(plan, build)
     target = _source(target_info, plan.synthetic, "target")
     head = _source(head_info, plan.synthetic, "head") if head_info else None
+    _check_places(plan.axes, build, target, head)
     records = [_record(target_info, target)]
     if head_info is not None and head is not None:
         records.append(_record(head_info, head))
@@ -113,6 +115,18 @@ def _complete(axes: Axes, target: ModelInfo, head: ModelInfo | None) -> Axes:
         target_type=tuple(dict.fromkeys(target_types)),
         head_type=tuple(dict.fromkeys(head_types)),
     )
+
+
+def _check_places(axes: Axes, build: Build, target: Source, head: Source | None) -> None:
+    """Files that are still to be made can be written: better known now than after the baseline."""
+    sha = build.sha or build.version
+    paths = [variant_path(target, name, sha) for name in axes.target_type]
+    if head is not None:
+        named = (name for name in axes.head_type if name not in ("none", EMBEDDED))
+        paths += [variant_path(head, name, sha) for name in named]
+    missing = [path for path in paths if not path.exists()]
+    if missing:
+        check_place(missing[0])
 
 
 def _source(info: ModelInfo, spec: synthetic.Synthetic | None, role: Role) -> Source:

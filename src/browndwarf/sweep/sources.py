@@ -20,8 +20,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from browndwarf.errors import UsageError
-from browndwarf.files import cache_folder, storage_error
+from browndwarf.errors import StorageError, UsageError
+from browndwarf.files import cache_folder, check_writable
 from browndwarf.units import GIB, parse_bytes
 
 #: What llama-quantize accepts and what a sweep may therefore ask for.
@@ -98,6 +98,19 @@ def variant_path(
     return folder / f"{Path(source.path).stem}-{digest}-{engine_sha[:9] or 'x'}-{type_name}.gguf"
 
 
+def check_place(variant: Path) -> None:
+    """Make sure that a variant can be written where it belongs.
+
+    Raises:
+        StorageError, DiskFull: it cannot.
+    """
+    try:
+        check_writable(variant.parent, "write quantized files")
+    except StorageError as error:
+        fix = "name a folder that may be written in the environment variable BROWNDWARF_CACHE"
+        raise type(error)(error.what, why=error.why, fix=fix) from error
+
+
 def ensure_variant(
     source: Source,
     type_name: str,
@@ -121,12 +134,7 @@ def ensure_variant(
     touch(path)
     if not path.exists():
         on_make(type_name)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            error = storage_error(exc, path.parent, "make a folder for quantized files")
-            fix = "name a folder that may be written in the environment variable BROWNDWARF_CACHE"
-            raise type(error)(error.what, why=error.why, fix=fix) from exc
+        check_place(path)
         make(Path(source.path), path, type_name)
         prune(path.parent)
     return path

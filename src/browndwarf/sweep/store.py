@@ -32,7 +32,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from browndwarf.errors import DiskFull, RunChanged, RunFormatError, StorageError, UsageError
-from browndwarf.files import atomic_write, storage_errors
+from browndwarf.files import atomic_write, check_writable, storage_errors
 from browndwarf.records import RECORD_VERSION, CellRecord, decode, encode
 
 FORMAT = f"browndwarf/run/{RECORD_VERSION}"
@@ -325,13 +325,29 @@ def _json_or_text(value: str) -> Any:
         return value
 
 
+def _refusal(directory: Path) -> StorageError | None:
+    """What the operating system says against writing there; None when nothing."""
+    try:
+        check_writable(directory, "save")
+    except StorageError as error:
+        return error
+    return None
+
+
 def _sqlite_fault(exc: sqlite3.Error, directory: Path) -> StorageError:
     text = str(exc)
-    if "full" in text:
+    kept = f"go on with --resume {directory}; finished cells are kept"
+    # SQLite says "disk I/O error" of a full disk and of a read-only one: the system knows better.
+    reason = _refusal(directory) if isinstance(exc, sqlite3.OperationalError) else None
+    if "full" in text or isinstance(reason, DiskFull):
         return DiskFull(
             "could not save: no space left",
             why=f"{directory / 'run.sqlite'}: {text}",
-            fix=f"free some space, then go on with --resume {directory}; finished cells are kept",
+            fix=f"free some space, then {kept}",
+        )
+    if reason is not None:
+        return StorageError(
+            f"could not save in {directory}", why=reason.why, fix=f"make it writable, then {kept}"
         )
     if isinstance(exc, sqlite3.DatabaseError) and not isinstance(exc, sqlite3.OperationalError):
         return RunFormatError(

@@ -14,6 +14,7 @@ Example:
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from typing import Any
 import msgspec
 
 from browndwarf.errors import UsageError
+
+#: Characters of a token, roughly, in European languages and code.
+CHARACTERS_PER_TOKEN = 4
+#: Workloads whose prompts differ by so many tokens are measured for what depth costs.
+UNLIKE_TOKENS = 1000.0
 
 PACKAGED = ("prose", "code", "json", "chat")
 
@@ -49,6 +55,23 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     def head(self, count: int) -> Workload:
         """The first ``count`` prompts, or all where there are fewer."""
         return msgspec.structs.replace(self, prompts=self.prompts[:count])
+
+
+def depth_estimate(workload: Workload) -> float:
+    """About how many tokens a workload's prompts have; nobody has tokenized them yet."""
+    texts = [
+        p.prompt or "".join(str(m.get("content")) for m in p.messages) for p in workload.prompts
+    ]
+    return sum(map(len, texts)) / CHARACTERS_PER_TOKEN / max(len(texts), 1)
+
+
+def for_steps(workloads: Sequence[Workload]) -> tuple[str, ...]:
+    """On which workloads a plain step is measured: the first, and the one that is deepest in
+    context where it is much deeper, or much shallower than the first."""
+    first = workloads[0]
+    farthest = max(workloads, key=lambda w: abs(depth_estimate(w) - depth_estimate(first)))
+    apart = abs(depth_estimate(farthest) - depth_estimate(first))
+    return (first.name, farthest.name) if apart >= UNLIKE_TOKENS else (first.name,)
 
 
 def packaged(name: str) -> Workload:

@@ -92,7 +92,7 @@ class Duel:
 
 
 def duel(root: Path, views: list[RunView], passes: int) -> Duel:
-    """Measure the winners of all views again, ``passes`` times; what is there is kept."""
+    """Measure the winners of all views again, ``passes`` times (0: only read what is there)."""
     wanted = {
         winner.configuration.key(): winner
         for view in views
@@ -103,7 +103,9 @@ def duel(root: Path, views: list[RunView], passes: int) -> Duel:
         for _, w in sorted(wanted.items())
     ]
     stores = [root / f"duel-{number}" for number in range(passes)]
-    if len(jobs) > 1:
+    if not passes:
+        stores = sorted(root.glob("duel-*"))
+    elif len(jobs) > 1:
         asyncio.run(_measure(msgspec.convert(views[0].plan, SweepPlan), stores, jobs))
     taken = [read_run(d) for d in stores if (d / "run.sqlite").exists()]
     pace = Pace([cell for view in taken for cell in view.cells])
@@ -149,7 +151,8 @@ def compare(full: RunView, fast: RunView, judge: Duel) -> dict[str, Any]:
     seen = [c for c in fast.cells if c.status != "predicted"]
     ran = [c for c in seen if c.status == "ok" and not c.role.startswith("confirm")]
     known = {(configuration_of(c).key(), c.workload) for c in seen if c.status == "ok"}
-    pace = Pace(full.cells)
+    full_model = FactorModel(full.cells, full.meta.get("curves") or {})
+    pace = full_model.pace
     model = FactorModel(seen, fast.meta.get("curves") or {})
     shift = _shift(seen, model.pace, truth.values(), pace)
     errors, raw, cycles, inside = [], [], [], []
@@ -163,9 +166,9 @@ def compare(full: RunView, fast: RunView, judge: Duel) -> dict[str, Any]:
         errors.append(made.decode_tok_s / (measured * shift) - 1)
         raw.append(made.decode_tok_s / cell.decode_tok_s.mean - 1)
         inside.append(made.low <= measured * shift <= made.high)
-        cycle, took = model.cycle_ms(configuration), pace.cycle_ms(cell)
-        if configuration.speculative and cycle and took:
-            cycles.append(cycle / (took / shift) - 1)
+        cycle = model.cycle_ms(configuration) if configuration.speculative else None
+        if cycle is not None:
+            cycles.append(cycle / (full_model.took_ms(cell) / shift) - 1)
     winner, best = analyse(fast.cells).winner, analyse(full.cells).winner
     loss = None
     if winner is not None and best is not None:

@@ -181,7 +181,7 @@ def prediction_errors(fast: RunView, sample: Sequence[CellRecord]) -> dict[str, 
         inside.append(made.low <= rate <= made.high)
         cycle = model.cycle_ms(configuration) if configuration.speculative else None
         if cycle is not None and cell.cycle_ms:
-            cycles.append(cycle / cell.cycle_ms - 1)
+            cycles.append(cycle / model.took_ms(cell) - 1)
         rows.append([configuration.label(), round(made.decode_tok_s, 1), round(rate, 1)])
     return {
         "predicted_cells": len(rates),

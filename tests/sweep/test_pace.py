@@ -278,6 +278,44 @@ def test_requests_of_a_slow_spell_are_set_aside_where_others_ran_fast(tmp_path: 
             assert evened.cycle_ms(cell) == pytest.approx(true, rel=0.07)
 
 
+@dataclass
+class Waking(Machine):
+    """Slow for its first requests, then fast for good."""
+
+    wakes_after: int = 40
+
+    @property
+    def slowness(self) -> float:
+        return 1.5 if self.requests < self.wakes_after else 1.0
+
+
+def test_what_ran_slow_is_measured_again_when_the_machine_has_become_fast(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", Waking(), probed=True, fast=False, precision=0)
+    evened = Pace(cells)
+    again = [c for c in cells if c.attempts > 1]
+    assert again
+    assert not any(evened.slow(c) for c in cells)
+    first = next(c for c in cells if c.role == "baseline")
+    assert first.attempts == 2
+    assert first.cycle_ms == pytest.approx(1.0, rel=0.01)
+
+
+def test_a_second_try_that_is_slower_changes_nothing(tmp_path: Path) -> None:
+    """The machine is slow for two configurations in the middle, and again at the end."""
+
+    @dataclass
+    class Relapsing(Machine):
+        @property
+        def slowness(self) -> float:
+            return 1.0 if self.requests < 100 or 148 <= self.requests < 205 else 1.5
+
+    cells = sweep(tmp_path / "r", Relapsing(), probed=True, fast=False, precision=0)
+    evened = Pace(cells)
+    slow = [c for c in cells if not c.role.startswith("confirm") and evened.slow(c)]
+    assert slow
+    assert all(c.attempts == 2 for c in slow)
+
+
 class Answers:
     """A pacer that says what it is told, and a clock that goes with it."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse, configuration_of
-from browndwarf.sweep.model import FactorModel, Profile, relative_cost
+from browndwarf.sweep.model import FactorModel, Profile, added_cost, relative_cost
 from browndwarf.sweep.planned import SweepPlan
 from browndwarf.sweep.run import run_sweep
 from browndwarf.sweep.search import estimates, next_step
@@ -140,6 +140,49 @@ def test_a_profile_goes_on_falling_beyond_what_was_measured() -> None:
     gains = [b - a for a, b in itertools.pairwise(lengths)]
     assert gains == sorted(gains, reverse=True)
     assert lengths[1] == pytest.approx(2.4, abs=0.02)
+
+
+def test_an_idle_cycle_at_the_end_weighs_on_short_answers() -> None:
+    counts = {"accepted": (90.0, 80.0), "tried": (100.0, 100.0)}
+    plain, _ = Profile(**counts).tokens_per_cycle(2)
+    assert plain == Profile(**counts).length(2)[0]
+    long, _ = Profile(**counts, tokens=500.0, idle=1.0).tokens_per_cycle(2)
+    short, _ = Profile(**counts, tokens=25.0, idle=1.0).tokens_per_cycle(2)
+    assert long == pytest.approx(plain, rel=0.01)
+    # 25 tokens in 25 / L cycles, and one more.
+    assert short == pytest.approx(25 / (25 / plain + 1))
+
+
+def test_a_batch_adds_what_it_took_longer_in_the_benchmark() -> None:
+    assert added_cost((2.0, 3.0, 4.5), 3, 10.0) == pytest.approx(2.5)
+    assert added_cost((2.0, 3.0), 1, 10.0) == 0.0
+    assert added_cost(None, 3, 10.0) == pytest.approx(5.0)
+
+
+def test_each_group_is_measured_at_both_ends_of_n_max(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", fast(), FakeEngine(spoil=slow_drafts))
+    explored = [c for c in cells if c.status == "ok" and c.role == "mtp"]
+    ends: dict[str, set[int]] = {}
+    for cell in explored:
+        ends.setdefault(cell.group, set()).add(cell.n_max)
+    assert len(ends) == 3  # the first, another target, another cache
+    assert all({1, 6} <= seen for seen in ends.values())
+
+
+def test_a_bent_curve_is_followed_where_it_was_measured(tmp_path: Path) -> None:
+    """n_max 3 is dearer than a straight line says, as a batch of four often is: by 12%."""
+
+    def bent(served: FakeServed) -> None:
+        n = served.configuration.n_max
+        served.ms_per_step = 1.0 + 0.2 * n + (0.2 if n == 3 else 0.0)
+
+    the_plan = msgspec.structs.replace(plan(n_max=(1, 2, 3, 4, 5, 6)), confirm=False)
+    cells = sweep(tmp_path / "r", the_plan, FakeEngine(spoil=bent))
+    model = FactorModel(cells, {})
+    for cell in cells:
+        if cell.role == "mtp":
+            made = model.cycle_ms(configuration_of(cell))
+            assert made == pytest.approx(model.took_ms(cell), rel=0.05)
 
 
 def test_batch_costs_beyond_the_curve_go_on_in_its_last_step() -> None:

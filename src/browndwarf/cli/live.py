@@ -19,7 +19,7 @@ from rich.text import Text
 
 from browndwarf.engine.process import LoadProgress
 from browndwarf.records import CellRecord
-from browndwarf.sweep.events import CellDone, Event, Finished, Measuring, Started
+from browndwarf.sweep.events import Again, CellDone, Event, Finished, Measuring, Started
 from browndwarf.sweep.space import Configuration
 from browndwarf.units import format_bytes, format_duration
 
@@ -83,6 +83,8 @@ class LiveSweep:
             self._said = ""
         elif isinstance(event, CellDone):
             self._cell(event)
+        elif isinstance(event, Again):
+            self.note(f"the machine was slow during {event.cells} cells: they are measured again")
         elif isinstance(event, Finished):
             self._now = ""
 

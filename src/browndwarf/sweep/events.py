@@ -35,6 +35,13 @@ class CellDone:
 
 
 @dataclass(frozen=True)
+class Again:
+    """So many cells ran while the machine was slow, and are measured once more."""
+
+    cells: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """All cells are there."""
 
@@ -42,5 +49,5 @@ class Finished:
     overhead_share: float
 
 
-Event = Started | Measuring | CellDone | Finished
+Event = Started | Measuring | CellDone | Again | Finished
 Listener = Callable[[Event], None]

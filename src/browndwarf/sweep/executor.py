@@ -43,12 +43,15 @@ from browndwarf.sweep.workload import Prompt
 
 T = TypeVar("T")
 
-#: Repetitions of each batch size; a batch takes about as long as a token.
+#: Repetitions of each batch size; a batch takes about as long as a token. Where that is nothing
+#: more of them, until each size has run for so many milliseconds, or so often.
 CURVE_REPETITIONS = 20
+CURVE_MS = 100.0
+MOST_REPETITIONS = 60
 #: Passes over all sizes beside a probe of the machine's pace, and seconds after which there is no
 #: further one.
 CURVE_PASSES = 8
-CURVE_PATIENCE_S = 8.0
+CURVE_PATIENCE_S = 10.0
 
 
 class RunningServer:
@@ -206,22 +209,26 @@ class LocalEngine:
         if "llama-bench" not in self._build.tools:
             return ()
         if tempo is None:
-            found = await self._curve_pass(configuration, tokens)
+            found = await self._curve_pass(configuration, tokens, CURVE_REPETITIONS)
             return evened_curve([CurvePass(found, 1.0, 1.0)] if found else [])
         passes: list[CurvePass] = []
-        begun, waited = time.monotonic(), 0.0
+        begun, waited, repetitions = time.monotonic(), 0.0, CURVE_REPETITIONS
         while len(passes) < CURVE_PASSES:
             before, spent = await tempo.settle(max(WAIT_S - waited, 0.0))
             waited += spent
-            found = await self._curve_pass(configuration, tokens)
+            found = await self._curve_pass(configuration, tokens, repetitions)
             if not found:
                 return ()
+            wanted = min(int(CURVE_MS / found[0]), MOST_REPETITIONS)
+            repetitions = max(wanted, CURVE_REPETITIONS)
             passes.append(CurvePass(found, before, await tempo.take()))
             if time.monotonic() - begun - waited > CURVE_PATIENCE_S:
                 break  # a large model: one pass sees fast spells and slow ones
-        return evened_curve(passes, tempo.limit)
+        return evened_curve(passes, tempo.limit, tempo.fast)
 
-    async def _curve_pass(self, configuration: Configuration, tokens: int) -> tuple[float, ...]:
+    async def _curve_pass(
+        self, configuration: Configuration, tokens: int, repetitions: int
+    ) -> tuple[float, ...]:
         """Milliseconds for each size; empty when llama-bench fails."""
         k, v = configuration.kv_pair
         cancel = threading.Event()
@@ -231,7 +238,7 @@ class LocalEngine:
                 self._build,
                 Path(self.options(configuration).model),
                 range(1, tokens + 1),
-                repetitions=CURVE_REPETITIONS,
+                repetitions=repetitions,
                 threads=configuration.threads,
                 ubatch=configuration.ubatch,
                 kv_k=k,

@@ -75,8 +75,11 @@ class CurvePass:
     after: float
 
 
-def evened_curve(passes: Sequence[CurvePass], limit: float = math.inf) -> tuple[float, ...]:
-    """The median over passes for each size, on a machine at its median pace.
+def evened_curve(
+    passes: Sequence[CurvePass], limit: float = math.inf, reference: float | None = None
+) -> tuple[float, ...]:
+    """The median over passes for each size, on a machine whose probe answers ``reference`` (the
+    passes' own median unless given).
 
     Passes whose two answers lie within ``limit`` make the others superfluous, if there are enough.
     Between its two answers the probe is taken to have moved evenly; the time of a batch follows
@@ -86,7 +89,8 @@ def evened_curve(passes: Sequence[CurvePass], limit: float = math.inf) -> tuple[
     used = fast if len(fast) >= ENOUGH_PASSES else passes
     if not used:
         return ()
-    reference = statistics.median(ms for one in used for ms in (one.before, one.after))
+    if reference is None:
+        reference = statistics.median(ms for one in used for ms in (one.before, one.after))
     sizes = len(used[0].ms)
     curve = []
     for i in range(sizes):
@@ -124,6 +128,12 @@ class Tempo:
         """Answers up to here are the fast pace, as far as is known."""
         return FAST * _tenth(self._answers) if self._answers else math.inf
 
+    @property
+    def fast(self) -> float | None:
+        """The median answer at the fast pace."""
+        found = [ms for ms in self._answers if ms <= self.limit]
+        return statistics.median(found) if found else None
+
     async def take(self) -> float:
         """As ``Pacer.take``."""
         answer = await self._pacer.take()
@@ -158,6 +168,11 @@ class Pace:
         fast = [ms for ms in self._probes if ms <= self._limit]
         self.reference = statistics.median(fast) if fast else 0.0
         self.noise = self._scatter(usable)
+
+    @property
+    def limit(self) -> float:
+        """Answers of the probe up to here are the fast pace; infinite without probes."""
+        return self._limit
 
     @property
     def span(self) -> float:

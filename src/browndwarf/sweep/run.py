@@ -26,7 +26,7 @@ from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import analyse, configuration_of, grid, to_confirm
 from browndwarf.sweep.cell import Job, failed, measure, predicted, unmeasured
 from browndwarf.sweep.cliff import spilled
-from browndwarf.sweep.events import CellDone, Finished, Listener, Measuring, Started
+from browndwarf.sweep.events import Again, CellDone, Finished, Listener, Measuring, Started
 from browndwarf.sweep.model import FactorModel
 from browndwarf.sweep.pace import Pace, Pacer, Tempo
 from browndwarf.sweep.planned import SweepPlan, confirm_jobs, group_jobs
@@ -171,6 +171,8 @@ class _Walk:
         """
         pace = Pace(self._seen.values())
         slow = [c for c in grid(self._seen.values()) if c.attempts == 1 and pace.slow(c)]
+        if slow:
+            self._listen(Again(len(slow)))
         by_job: dict[Job, list[Workload]] = {}
         for cell in slow:
             job = Job(configuration=configuration_of(cell), role=cell.role, group=cell.group)

@@ -6,7 +6,8 @@ The steps, each only for what is still missing:
    the same whatever the text, and other groups' costs add up (``effects``), so one workload is
    enough, or two where prompts differ much in length (``steps``);
 2. every head in the first group, at the largest n_max, on all workloads: acceptance;
-3. one head in each of the other groups, and in the first one at n_max 1: what a cycle costs there;
+3. one head in each of the other groups, at the largest and the smallest n_max, and in the first
+   one at the smallest: what a cycle costs there, and how much of that goes with n_max;
 4. whoever could still be the fastest by the model's intervals, one after the other, until the
    best is separated or the refinements are used up.
 
@@ -197,12 +198,19 @@ def _exploration(
     failed = _failed(cells)
     running = next((c for c in deepest if c.key() not in failed), deepest[0])
     for group in groups[1:]:
-        same = [c for c in _deepest(group) if head_key(c) == head_key(running)]
-        yield Step(_job(same[0]), tuple(first))
-    same_head = [c for c in groups[0].candidates if head_key(c) == head_key(running)]
-    shallow = min(same_head, key=lambda c: c.n_max)
-    if shallow.n_max != running.n_max:
-        yield Step(_job(shallow), tuple(first))
+        yield from _ends(group, running, first)
+    yield from _ends(groups[0], running, first)
+
+
+def _ends(group: Group, like: Configuration, workloads: Sequence[str]) -> Iterator[Step]:
+    """A group's largest and smallest n_max with the head of ``like``."""
+    same = sorted((c for c in group.candidates if head_key(c) == head_key(like)), key=_n_max)
+    for configuration in dict.fromkeys((same[-1], same[0])):
+        yield Step(_job(configuration), tuple(workloads))
+
+
+def _n_max(configuration: Configuration) -> int:
+    return configuration.n_max
 
 
 def _centre(groups: Sequence[Group], cells: Sequence[CellRecord]) -> int:

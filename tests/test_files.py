@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from browndwarf.errors import DiskFull, StorageError
-from browndwarf.files import check_writable
+from browndwarf.files import atomic_write, check_writable
 
 
 def test_a_place_that_can_be_written_stays_as_it_is(tmp_path: Path) -> None:
@@ -39,3 +39,11 @@ def test_the_systems_own_reason_is_told(
         check_writable(tmp_path, "write")
     assert type(caught.value) is kind
     assert os.strerror(number) in caught.value.why
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX modes")
+def test_a_file_that_was_written_may_be_read_as_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"x")
+    atomic_write(tmp_path / "atomic", b"x")
+    modes = [(tmp_path / name).stat().st_mode for name in ("plain", "atomic")]
+    assert modes[0] == modes[1]

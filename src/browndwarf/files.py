@@ -18,6 +18,10 @@ import platformdirs
 
 from browndwarf.errors import DiskFull, StorageError
 
+#: Read once: asking for it means setting it for a moment, for all threads.
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
 #: A full file system may still make an empty file.
 BLOCK = 4096
 
@@ -114,6 +118,8 @@ def atomic_write(path: Path, data: bytes) -> None:
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
                 stream.flush()
+                if hasattr(os, "fchmod"):  # mkstemp's files are for their owner alone
+                    os.fchmod(stream.fileno(), 0o666 & ~_UMASK)
                 os.fsync(stream.fileno())
             Path(name).replace(path)
         except BaseException:

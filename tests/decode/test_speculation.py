@@ -13,6 +13,8 @@ from browndwarf.decode.drafter import ChainedDrafter
 from browndwarf.decode.llm import LLM
 from browndwarf.decode.sampling import Sampling
 from browndwarf.decode.slot import Slot
+from browndwarf.engine.native import live_pointers
+from browndwarf.errors import UsageError
 from browndwarf.models import demo
 from decode.chained_model import write_chained
 
@@ -170,6 +172,23 @@ def test_a_json_schema_gives_json_of_that_form(loaded: Loaded) -> None:
     )
     assert answer.reason == "end"
     assert set(json.loads(answer.text)) == {"name", "ok"}
+
+
+@pytest.mark.parametrize(
+    "bad", [Sampling(grammar="root ::= ("), Sampling(json_schema={"type": "nonsense"})]
+)
+def test_sampling_that_cannot_be_used_leaves_the_sequence_as_it_was(
+    loaded: Loaded, bad: Sampling
+) -> None:
+    llm = loaded(n_max=2)
+    prompts = chat_prompts(llm, 1)
+    good = Sampling(temperature=0.8, seed=3)
+    wanted = generate(llm, prompts, 20, sampling=good)
+    owned = live_pointers()
+    with pytest.raises(UsageError):
+        generate(llm, prompts, 20, sampling=bad)
+    assert live_pointers() == owned
+    assert generate(llm, prompts, 20, sampling=good) == wanted
 
 
 @pytest.mark.parametrize("n_max", [1, 2, 3, 4])

@@ -27,7 +27,7 @@ def sweep(run: Path, build: Build, *more: str) -> tuple[CellRecord, ...]:
     words = ["sweep", "demo", "--target-types", "Q4_0", "--head-types", "Q6_K", "--n-max", "3"]
     words += ["--workload", "prose,code", "--prompts", "2", "--tokens", "48", "--ctx", "1024"]
     # One thread: two that wait for each other crawl while anything else computes.
-    words += ["--threads", "1", "--full", "--allow-busy", "--out", str(run)]
+    words += ["--threads", "1", "--full", "--allow-busy", "--precision", "0", "--out", str(run)]
     words += ["--llama-dir", str(build.server.parent), *more]
     assert cli.run(words) == 0
     return read_run(run).cells

@@ -16,6 +16,7 @@ from browndwarf.records import CellRecord
 from browndwarf.sweep import cell as measuring
 from browndwarf.sweep import pace as pacing
 from browndwarf.sweep import probe
+from browndwarf.sweep import run as walking
 from browndwarf.sweep.analysis import analyse, configuration_of
 from browndwarf.sweep.model import FactorModel
 from browndwarf.sweep.pace import CurvePass, Pace, Tempo, evened_curve
@@ -98,6 +99,7 @@ def sweep(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells do not wait for the fast pace: the time of these machines goes by requests."""
     monkeypatch.setattr(measuring, "WAIT_S", 0.0)
+    monkeypatch.setattr(walking, "EXPLORING_WAIT_S", 0.0)
 
 
 def errors(fast: tuple[CellRecord, ...], full: tuple[CellRecord, ...]) -> list[float]:

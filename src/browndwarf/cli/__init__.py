@@ -32,6 +32,8 @@ def build_app() -> typer.Typer:
         inspect,
         plan,
         quantize,
+        report,
+        serve,
         sweep,
     )
 
@@ -59,7 +61,8 @@ def build_app() -> typer.Typer:
             sys.stdout.write(f"browndwarf {__version__}\n")
             raise typer.Exit
 
-    for module in (doctor, inspect, plan, imatrix, quantize, sweep, bench, evaluate, chat, engine):
+    commands = (doctor, inspect, plan, imatrix, quantize, sweep, report, bench, evaluate, chat)
+    for module in (*commands, serve, engine):
         module.register(app)
     return app
 
@@ -138,8 +141,6 @@ def _as_error(exc: BaseException) -> BrowndwarfError:
 def _invoke(argv: list[str]) -> int:
     import typer
 
-    from browndwarf.cli.render import error_document
-
     # typer's base class of usage errors has no public name; it moved between releases.
     wrong: type[Any] = next(
         base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
@@ -151,14 +152,14 @@ def _invoke(argv: list[str]) -> int:
     except typer.Exit as done:
         return done.exit_code
     except wrong as exc:
-        exc.show()
-        if "--json" in argv:
-            error_document(
-                UsageError(
-                    exc.format_message(),
-                    why="the command line is not understood",
-                    fix="see the same command with --help",
-                )
-            )
-        return UsageError.exit_code
+        if type(exc).__name__ == "NoArgsIsHelpError":
+            exc.show()
+            return UsageError.exit_code
+        where = getattr(exc, "ctx", None)
+        command_path = where.command_path if where is not None else "browndwarf"
+        raise UsageError(
+            exc.format_message().rstrip("."),
+            why="the command line is not understood",
+            fix=f"{command_path} --help",
+        ) from exc
     return 0

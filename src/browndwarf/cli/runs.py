@@ -21,8 +21,8 @@ LAST = "last"
 def find_run(text: str) -> Path | None:
     """The run that ``text`` names; None where there is none."""
     if text == LAST:
-        made = sorted(RUNS.glob(f"*/{DATABASE}"), key=lambda p: p.stat().st_mtime)
-        return made[-1].parent if made else None
+        made = [path.parent for path in RUNS.glob(f"*/{DATABASE}")]
+        return max(made, key=_changed, default=None)
     places = (Path(text).expanduser(), RUNS / text)
     return next((p for p in places if (p / DATABASE).is_file()), None)
 
@@ -42,3 +42,8 @@ def run_directory(text: str) -> Path:
             "`browndwarf sweep`",
         )
     return found or Path(text).expanduser()
+
+
+def _changed(run: Path) -> float:
+    """When a run was last written to; while it runs, that is its journal and not the database."""
+    return max(path.stat().st_mtime for path in run.glob(f"{DATABASE}*"))

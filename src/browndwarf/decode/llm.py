@@ -329,9 +329,11 @@ class LLM:
         if old is not None and old.settings == settings and old.renew():
             old.learn(tokens)
             return
+        # Settings that cannot be used raise here, and leave the slot the sampler that it has.
+        made = Sampler(self.pair.target, self.pair.vocab, settings)
         if old is not None:
             old.close()
-        slot.sampler = Sampler(self.pair.target, self.pair.vocab, settings)
+        slot.sampler = made
         if self.pair.device_sampling:
             slot.sampler.attach(slot.seq)
         slot.sampler.learn(tokens)

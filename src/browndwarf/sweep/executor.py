@@ -213,8 +213,9 @@ class LocalEngine:
             return evened_curve([CurvePass(found, 1.0, 1.0)] if found else [])
         passes: list[CurvePass] = []
         begun, waited, repetitions = time.monotonic(), 0.0, CURVE_REPETITIONS
+        patience_s = 0.0 if self._plan.allow_busy else WAIT_S
         while len(passes) < CURVE_PASSES:
-            before, spent = await tempo.settle(max(WAIT_S - waited, 0.0))
+            before, spent = await tempo.settle(max(patience_s - waited, 0.0))
             waited += spent
             found = await self._curve_pass(configuration, tokens, repetitions)
             if not found:

@@ -169,6 +169,8 @@ class _Walk:
 
         Of few cells each counts for much, and evening out is a makeshift.
         """
+        if self._plan.allow_busy:
+            return
         pace = Pace(self._seen.values())
         slow = [c for c in grid(self._seen.values()) if c.attempts == 1 and pace.slow(c)]
         if slow:
@@ -182,6 +184,14 @@ class _Walk:
             if self._budget_spent():
                 return
             await self._configuration(job, workloads)
+
+    @property
+    def _patience_s(self) -> float | None:
+        """How long a cell waits for the fast pace; None is what is usual. Who measures on a busy
+        machine on purpose does not wait for it either."""
+        if self._plan.allow_busy:
+            return 0.0
+        return EXPLORING_WAIT_S if self._exploring else None
 
     def _better(self, cell: CellRecord) -> CellRecord:
         """Of a cell and its earlier measurement the one that ran more at the fast pace."""
@@ -326,7 +336,7 @@ class _Walk:
                 warm_up=warm_up and attempt == 1,
                 observe=observe,
                 tempo=self._tempo,
-                wait_s=EXPLORING_WAIT_S if self._exploring else None,
+                wait_s=self._patience_s,
             )
             spent += cell.generating_s
             if self._plan.allow_busy or not WORTH_A_RETRY.intersection(cell.marks):

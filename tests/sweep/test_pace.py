@@ -292,7 +292,7 @@ class Waking(Machine):
 
 
 def test_what_ran_slow_is_measured_again_when_the_machine_has_become_fast(tmp_path: Path) -> None:
-    cells = sweep(tmp_path / "r", Waking(), probed=True, fast=False, precision=0)
+    cells = sweep(tmp_path / "r", Waking(), probed=True, fast=False)
     evened = Pace(cells)
     again = [c for c in cells if c.attempts > 1]
     assert again
@@ -300,6 +300,11 @@ def test_what_ran_slow_is_measured_again_when_the_machine_has_become_fast(tmp_pa
     first = next(c for c in cells if c.role == "baseline")
     assert first.attempts == 2
     assert first.cycle_ms == pytest.approx(1.0, rel=0.01)
+
+
+def test_who_wants_to_be_quick_gets_no_second_try(tmp_path: Path) -> None:
+    cells = sweep(tmp_path / "r", Waking(), probed=True, fast=False, precision=0)
+    assert {c.attempts for c in cells} == {1}
 
 
 def test_a_second_try_that_is_slower_changes_nothing(tmp_path: Path) -> None:
@@ -311,7 +316,7 @@ def test_a_second_try_that_is_slower_changes_nothing(tmp_path: Path) -> None:
         def slowness(self) -> float:
             return 1.0 if self.requests < 100 or 148 <= self.requests < 205 else 1.5
 
-    cells = sweep(tmp_path / "r", Relapsing(), probed=True, fast=False, precision=0)
+    cells = sweep(tmp_path / "r", Relapsing(), probed=True, fast=False)
     evened = Pace(cells)
     slow = [c for c in cells if not c.role.startswith("confirm") and evened.slow(c)]
     assert slow

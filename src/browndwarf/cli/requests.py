@@ -226,6 +226,7 @@ def demo_plan(*, allow_busy: bool, llama_dir: str | None, docker: str | None) ->
         workloads=",".join(DEMO_WORKLOADS),
         prompts=4,
         repeats=3,
+        precision=0.0,
         tokens=96,
         seed=1,
         temperature=0.0,

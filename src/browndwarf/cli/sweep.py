@@ -61,7 +61,7 @@ def sweep(
         str,
         typer.Option(
             help="Short cells are repeated until their mean is known this well (standard error), "
-            "four times --repeats at most. 0: never more than --repeats."
+            "four times --repeats at most, at the machine's fast pace. 0: be quick."
         ),
     ] = "2%",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate per prompt.")] = 128,

@@ -213,7 +213,7 @@ class LocalEngine:
             return evened_curve([CurvePass(found, 1.0, 1.0)] if found else [])
         passes: list[CurvePass] = []
         begun, waited, repetitions = time.monotonic(), 0.0, CURVE_REPETITIONS
-        patience_s = 0.0 if self._plan.allow_busy else WAIT_S
+        patience_s = WAIT_S if self._plan.patient else 0.0
         while len(passes) < CURVE_PASSES:
             before, spent = await tempo.settle(max(patience_s - waited, 0.0))
             waited += spent

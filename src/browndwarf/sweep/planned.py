@@ -42,6 +42,12 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
             yield from group_jobs(group)
 
     @property
+    def patient(self) -> bool:
+        """Whether to wait for the machine's fast pace, and to measure again what ran slow. Not for
+        those who want to be quick, or measure on a busy machine on purpose."""
+        return bool(self.settings.precision) and not self.allow_busy
+
+    @property
     def grid_cells(self) -> int:
         """Number of cells of the grid, baselines at both ends included."""
         return sum(1 for _ in self.jobs()) * len(self.workloads)

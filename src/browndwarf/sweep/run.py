@@ -169,7 +169,7 @@ class _Walk:
 
         Of few cells each counts for much, and evening out is a makeshift.
         """
-        if self._plan.allow_busy:
+        if not self._plan.patient:
             return
         pace = Pace(self._seen.values())
         slow = [c for c in grid(self._seen.values()) if c.attempts == 1 and pace.slow(c)]
@@ -187,9 +187,8 @@ class _Walk:
 
     @property
     def _patience_s(self) -> float | None:
-        """How long a cell waits for the fast pace; None is what is usual. Who measures on a busy
-        machine on purpose does not wait for it either."""
-        if self._plan.allow_busy:
+        """How long a cell waits for the fast pace; None is what is usual."""
+        if not self._plan.patient:
             return 0.0
         return EXPLORING_WAIT_S if self._exploring else None
 

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from browndwarf.cli.options import JsonOption
+from browndwarf.cli.options import (
+    AdaptiveOption,
+    JsonOption,
+    PairCtxOption,
+    PairDraftOption,
+    PairKvOption,
+    PairLayersOption,
+    PairNMaxOption,
+    PairPMinOption,
+    PairThreadsOption,
+    RereadOption,
+    SessionsCapOption,
+)
 
 if TYPE_CHECKING:
     from browndwarf.cli.render import Output
@@ -33,10 +45,7 @@ def chat(
     model: Annotated[
         str | None, typer.Argument(help="A .gguf file, demo, or hf:owner/name[:file].")
     ] = None,
-    draft: Annotated[
-        str | None,
-        typer.Option("--draft", "-d", help="The MTP head's file, demo, none, or lookup."),
-    ] = None,
+    draft: PairDraftOption = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Say this, print the answer and stop.")
     ] = None,
@@ -49,27 +58,20 @@ def chat(
     delete: Annotated[
         str | None, typer.Option("--delete", help="Delete a kept conversation and stop.")
     ] = None,
-    reread: Annotated[
-        bool,
-        typer.Option(help="Read a conversation again where its saved state does not fit."),
-    ] = False,
+    reread: RereadOption = False,
     folder: Annotated[
         Path | None, typer.Option("--sessions-dir", help="Where conversations are kept.")
     ] = None,
-    cap: Annotated[
-        str, typer.Option("--sessions-cap", help="Most disk space for all of them together.")
-    ] = "20GiB",
+    cap: SessionsCapOption = "20GiB",
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
-    ctx: Annotated[str, typer.Option("--ctx", help="Context, such as 16k.")] = "4k",
-    n_max: Annotated[int, typer.Option("--n-max", help="Draft tokens per step.")] = 3,
-    p_min: Annotated[float, typer.Option("--p-min", help="Least draft probability.")] = 0.0,
-    adaptive: Annotated[
-        bool, typer.Option(help="Choose the number of drafts by what is measured.")
-    ] = False,
-    kv: Annotated[str, typer.Option("--kv", help="Type of the KV cache.")] = "f16",
-    layers: Annotated[int, typer.Option("--layers", help="Layers on the device; -1 is all.")] = -1,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    ctx: PairCtxOption = "4k",
+    n_max: PairNMaxOption = 3,
+    p_min: PairPMinOption = 0.0,
+    adaptive: AdaptiveOption = False,
+    kv: PairKvOption = "f16",
+    layers: PairLayersOption = -1,
+    threads: PairThreadsOption = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,

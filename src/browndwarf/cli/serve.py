@@ -16,6 +16,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from browndwarf.cli.options import (
+    AdaptiveOption,
+    PairCtxOption,
+    PairDraftOption,
+    PairKvOption,
+    PairLayersOption,
+    PairNMaxOption,
+    PairPMinOption,
+    PairThreadsOption,
+    RereadOption,
+    SessionsCapOption,
+)
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -31,10 +44,7 @@ def register(app: typer.Typer) -> None:
 
 def serve(
     model: Annotated[str, typer.Argument(help="A .gguf file, demo, or hf:owner/name[:file].")],
-    draft: Annotated[
-        str | None,
-        typer.Option("--draft", "-d", help="The MTP head's file, demo, none, or lookup."),
-    ] = None,
+    draft: PairDraftOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
@@ -50,25 +60,18 @@ def serve(
         Path | None,
         typer.Option("--sessions", help="Folder for conversations that requests name."),
     ] = None,
-    cap: Annotated[
-        str, typer.Option("--sessions-cap", help="Most disk space for all of them together.")
-    ] = "20GiB",
-    reread: Annotated[
-        bool,
-        typer.Option(help="Read a conversation again where its saved state does not fit."),
-    ] = False,
+    cap: SessionsCapOption = "20GiB",
+    reread: RereadOption = False,
     thinking: Annotated[
         bool, typer.Option(help="Let the model think where a request does not say.")
     ] = False,
-    ctx: Annotated[str, typer.Option("--ctx", help="Context, such as 16k.")] = "4k",
-    n_max: Annotated[int, typer.Option("--n-max", help="Draft tokens per step.")] = 3,
-    p_min: Annotated[float, typer.Option("--p-min", help="Least draft probability.")] = 0.0,
-    adaptive: Annotated[
-        bool, typer.Option(help="Choose the number of drafts by what is measured.")
-    ] = False,
-    kv: Annotated[str, typer.Option("--kv", help="Type of the KV cache.")] = "f16",
-    layers: Annotated[int, typer.Option("--layers", help="Layers on the device; -1 is all.")] = -1,
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    ctx: PairCtxOption = "4k",
+    n_max: PairNMaxOption = 3,
+    p_min: PairPMinOption = 0.0,
+    adaptive: AdaptiveOption = False,
+    kv: PairKvOption = "f16",
+    layers: PairLayersOption = -1,
+    threads: PairThreadsOption = None,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Where a request does not say; 0 is greedy.")
     ] = 0.0,

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from browndwarf.records import CellRecord
 from browndwarf.sweep.analysis import (
-    DISQUALIFYING,
     Standing,
     Verdict,
     analyse,
     configuration_of,
+    disqualifying,
     grid,
     to_confirm,
 )
@@ -89,8 +89,7 @@ class Reading:
 
     def counts(self, cell: CellRecord) -> bool:
         """Whether no mark keeps this cell out of the contest."""
-        allowed = {"busy"} if self.plan.allow_busy else set()
-        return not (DISQUALIFYING - allowed).intersection(cell.marks)
+        return not disqualifying(self.plan.allow_busy).intersection(cell.marks)
 
 
 def read(view: RunView) -> Reading:

@@ -113,6 +113,11 @@ class Verdict:
         )
 
 
+def disqualifying(allow_busy: bool) -> frozenset[str]:
+    """The marks that keep a cell out of the contest; ``busy`` is none for who allowed it."""
+    return DISQUALIFYING - ({"busy"} if allow_busy else set())
+
+
 def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict:
     """The verdict over all measured cells; missing and failed ones are left out.
 
@@ -124,14 +129,14 @@ def analyse(cells: Sequence[CellRecord], *, allow_busy: bool = False) -> Verdict
     """
     usable = [c for c in cells if c.status == "ok" and c.decode_tok_s is not None]
     pace = Pace(usable)
-    disqualifying = DISQUALIFYING - ({"busy"} if allow_busy else set())
+    keeping_out = disqualifying(allow_busy)
     by_configuration: dict[str, list[CellRecord]] = {}
     for cell in usable:
         by_configuration.setdefault(configuration_of(cell).key(), []).append(cell)
     standings: list[Standing] = []
     for members in by_configuration.values():
         base = by_configuration.get(configuration_of(members[0]).baseline().key(), [])
-        made = _standing(_pairs(members, base, pace), disqualifying, pace)
+        made = _standing(_pairs(members, base, pace), keeping_out, pace)
         if made is not None:
             standings.append(made)
     # A configuration that lacks a workload could win by leaving out the slow one.
@@ -235,7 +240,7 @@ def drifts(cells: Iterable[CellRecord], pace: Pace) -> tuple[GroupDrift, ...]:
     return tuple(GroupDrift(group, by_workload) for group, by_workload in found.items())
 
 
-def _standing(pairs: list[_Pair], disqualifying: Collection[str], pace: Pace) -> Standing | None:
+def _standing(pairs: list[_Pair], keeping_out: Collection[str], pace: Pace) -> Standing | None:
     """A configuration against its baseline; None when they cannot be compared.
 
     The requests of all pairs are pooled. Each pair was measured at a time of its own, and a
@@ -261,7 +266,7 @@ def _standing(pairs: list[_Pair], disqualifying: Collection[str], pace: Pace) ->
     compared = [c for c in members if c.workload in by_workload]
     speeds = [rate for c in compared if (rate := pace.rate(c))]
     baselines = [c for pair in pairs for c in pair.baseline]
-    marked = any(mark in disqualifying for c in (*members, *baselines) for mark in c.marks)
+    marked = any(mark in keeping_out for c in (*members, *baselines) for mark in c.marks)
     return Standing(
         configuration=configuration_of(members[0]),
         group=members[0].group,

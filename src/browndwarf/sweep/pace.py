@@ -29,6 +29,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from browndwarf.records import CellRecord, RequestTrace
@@ -159,15 +160,23 @@ class Pace:
     """
 
     def __init__(self, cells: Iterable[CellRecord]) -> None:
-        usable = [c for c in cells if c.status == "ok" and "busy" not in c.marks]
-        answers = [t.probe_ms for c in usable if _probed(c) for t in c.traces]
+        self._cells = [c for c in cells if c.status == "ok" and "busy" not in c.marks]
+        answers = [t.probe_ms for c in self._cells if _probed(c) for t in c.traces]
         self._low, self._high = _bounds(answers)
         self._probes = [ms for ms in answers if self._low <= ms <= self._high]
         self._limit = FAST * _tenth(self._probes) if self._probes else math.inf
-        self._exponents = self._fitted([c for c in usable if _probed(c)])
         fast = [ms for ms in self._probes if ms <= self._limit]
         self.reference = statistics.median(fast) if fast else 0.0
-        self.noise = self._scatter(usable)
+
+    # Fits over all pairs of repeats: whoever only asks for the fast pace does not pay for them.
+    @cached_property
+    def noise(self) -> float:
+        """By how much evened cycles of one configuration still differ, relative."""
+        return self._scatter(self._cells)
+
+    @cached_property
+    def _exponents(self) -> dict[Kind, float]:
+        return self._fitted([c for c in self._cells if _probed(c)])
 
     @property
     def limit(self) -> float:
